@@ -54,4 +54,4 @@ def load_model(
     )
     mismatched = tuple(str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"])
     report = LoadingReport(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])), mismatched)
-    return cast(nn.Module, model), report
+    return cast("nn.Module", model), report

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from draftwing.config_models import ModelConfig
 from draftwing.engine.model_folder import ModelFolder, open_folder
 from draftwing.errors import ConfigError
-
-if TYPE_CHECKING:
-    from draftwing.config import ModelConfig
 
 Progress = Callable[[str], None]
 
@@ -22,7 +19,8 @@ def silent(_: str) -> None:
 def resolve_model(model: ModelConfig, progress: Progress = silent) -> ModelFolder:
     """Find the model that `model.path` names: a folder, a GGUF file or a hub id. Loads no weights.
 
-    progress is given one line at a time. ConfigError: the name or the files are wrong. SetupError: the hub can't be reached.
+    progress is given one line at a time. ConfigError: the name or the files are wrong. SetupError: the hub can't be
+    reached.
     """
     name = str(model.path)
     path = Path(name).expanduser()

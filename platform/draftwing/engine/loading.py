@@ -40,22 +40,28 @@ def choose_device(device: str) -> torch.device:
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
         raise SetupError(
-            f"model.device is cuda, but torch {torch.__version__} sees no CUDA device; install a CUDA build of torch and "
-            "a driver, or set model.device: cpu"
+            f"model.device is cuda, but torch {torch.__version__} sees no CUDA device; "
+            "install a CUDA build of torch and a driver, or set model.device: cpu"
         )
     return torch.device("cuda" if device == "cuda" or (device == "auto" and there) else "cpu")
 
 
 def choose_dtype(dtype: str, weights: WeightFiles, device: torch.device) -> torch.dtype:
-    """auto: as stored; where a checkpoint mixes dtypes, the widest."""
+    """auto: float32 on a CPU, elsewhere as stored (the widest where a checkpoint mixes dtypes)."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"model.dtype is {dtype!r}; accepted: auto, {', '.join(DTYPES)}")
-    if dtype == "auto":
+    if dtype == "auto" and device.type == "cpu":
+        chosen = torch.float32
+    elif dtype == "auto":
         stored = {STORED[name] for name in weights.float_dtypes}
         chosen = stored.pop() if len(stored) == 1 else torch.float32
     else:
         chosen = DTYPES[dtype]
-    if chosen is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        chosen is torch.bfloat16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"model.dtype bfloat16 is not supported by {name}; set model.dtype: float16 or float32")
     return chosen
@@ -95,7 +101,8 @@ def load_target(
 ) -> LoadedTarget:
     """Load a folder's causal language model for the engine.
 
-    dtype: auto (as stored), float32, bfloat16, float16. device: auto, cpu, cuda. threads: torch's threads for this process.
+    dtype: auto (float32 on a CPU, else as stored), float32, bfloat16, float16. device: auto, cpu, cuda.
+    threads: torch's threads for this process.
     ConfigError or SetupError, before any weight is read, for a model that can't be served here.
     """
     if threads is not None:

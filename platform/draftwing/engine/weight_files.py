@@ -1,4 +1,4 @@
-"""What a folder's safetensors files hold, read from their headers alone, so that a damaged file is found in milliseconds."""
+"""What a folder's safetensors files hold, by their headers alone: a damaged file is found in milliseconds."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
         return [folder / name for name in names], placed
     if any(folder.glob("pytorch_model*.bin")):
         raise ConfigError(
-            f"{folder} has its weights only as pytorch_model.bin (pickle); Draftwing reads safetensors: take a revision that "
-            "has them, or load the model with transformers once and write it with save_pretrained()"
+            f"{folder} has its weights only as pytorch_model.bin (pickle); Draftwing reads safetensors: "
+            "take a revision that has them, or load the model with transformers once and save_pretrained() it"
         )
     raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there")
 
