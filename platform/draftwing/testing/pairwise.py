@@ -66,11 +66,12 @@ def _complete(
 
     def extend(depth: int, chosen: dict[int, int]) -> list[int] | None:
         if depth == len(order):
-            row = [chosen[f] for f in range(len(sizes))]
-            return row if allowed(row) else None
+            whole = [chosen[f] for f in range(len(sizes))]
+            return whole if allowed(whole) else None
         factor = order[depth]
         for value in sorted(range(sizes[factor]), key=lambda v: -gain(factor, v, chosen)):
-            if (row := extend(depth + 1, {**chosen, factor: value})) is not None:
+            row = extend(depth + 1, {**chosen, factor: value})
+            if row is not None:
                 return row
         return None
 
