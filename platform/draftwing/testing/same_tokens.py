@@ -18,7 +18,7 @@ Gap = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a sequence differs; None where one of the two had ended. gap: plain's, None if not asked."""
+    """Where a sequence first differs; None where one of the two had ended. gap: plain's, None if not asked for."""
 
     sequence: int
     position: int

@@ -62,15 +62,17 @@ class Case:
 
     def tensor(self, name: str) -> Array:
         if name not in self.tensors:
-            raise CaseError(f"{self.folder / 'case.safetensors'} has no tensor {name}; it has {', '.join(self.tensors)}")
+            raise CaseError(
+                f"{self.folder / 'case.safetensors'} has no tensor {name}; it has {', '.join(self.tensors)}"
+            )
         return self.tensors[name]
 
     def part(self, name: str) -> Path | None:
         """The folder of `target` or `drafter`, None where the case has none."""
-        relative = self.meta[name]
+        relative: str | None = self.meta[name]
         if relative is None:
             return None
-        folder = (self.folder / relative).resolve()
+        folder: Path = (self.folder / relative).resolve()
         if not (folder / "config.json").is_file():
             raise CaseError(f"{name} is {relative!r}, but {folder} is no model folder; copy it beside the case")
         return folder
@@ -123,4 +125,4 @@ class Verdict:
         wrong = ~(off <= atol + rtol * np.abs(b))
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            self.faults.append(f"{what}: {a[at]:.6g} at {list(at)}, expected {b[at]:.6g}; {int(wrong.sum())} values differ")
+            self.faults.append(f"{what}: {a[at]:.6g} at {list(at)}, expected {b[at]:.6g}; {wrong.sum()} values differ")

@@ -19,12 +19,12 @@ KINDS: dict[str, str | None] = {
     "eagle2_tree": None,
     "eagle3": None,
     "eagle3_speculators": None,
-    "hf_greedy": "hf_greedy",
-    "logits_processors": "logits_processors",
+    "hf_greedy": None,
+    "logits_processors": None,
     "medusa": None,
     "mtp_deepseek": None,
     "mtp_qwen3_next": None,
-    "ngram": "ngram",
+    "ngram": None,
     "suffix": None,
 }
 

@@ -1,10 +1,8 @@
-"""Run a folder of golden cases and print what came of each."""
+"""Run a folder of golden cases and tell what came of each."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,7 +54,7 @@ def run_case(folder: Path) -> Result:
         verdict = check(case)
     except CaseError as error:
         return Result(folder.name, kind, FAIL, faults=(str(error),))
-    except Exception as error:  # a crash in one case must not hide the others
+    except Exception as error:  # noqa: BLE001  a crash in one case must not hide the others
         return Result(folder.name, kind, FAIL, faults=(f"{type(error).__name__}: {error}",))
     faults = tuple(verdict.faults) if verdict.compared else ("nothing was compared",)
     return Result(folder.name, kind, PASS if verdict.passed else FAIL, verdict.largest, faults)
@@ -95,21 +93,3 @@ def table(results: Sequence[Result]) -> str:
     counts = {status: sum(r.status == status for r in results) for status in (PASS, FAIL, NOT_RUN)}
     lines.append(", ".join(f"{count} {status}" for status, count in counts.items()))
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str], default: Path) -> int:
-    """Exit code 0: all that ran passed, 1: a case failed, 2: usage."""
-    parser = argparse.ArgumentParser(
-        prog="run_goldens.py",
-        description="Run golden cases. DRAFTWING_GOLDENS names another folder of cases.",
-    )
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="kinds or case names, patterns allowed; default: all")
-    wanted = parser.parse_args(arguments).kinds
-    try:
-        folders = select(case_folders(goldens_folder(default)), wanted)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    results = [run_case(folder) for folder in folders]
-    print(table(results))
-    return int(any(result.status == FAIL for result in results))
