@@ -55,7 +55,7 @@ class TransformersTarget:
 
 @dataclass(slots=True)
 class PlainOutput:
-    """tokens; gaps: per token, how far its choice was from another; text: what a client would see, "" without decode."""
+    """gaps: per token, how far its choice was from another. text: what a client would see, "" without decode."""
 
     tokens: list[int] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)

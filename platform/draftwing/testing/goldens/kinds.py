@@ -20,11 +20,11 @@ KINDS: dict[str, str | None] = {
     "eagle3": None,
     "eagle3_speculators": None,
     "hf_greedy": None,
-    "logits_processors": None,
+    "logits_processors": "logits_processors",
     "medusa": None,
     "mtp_deepseek": None,
     "mtp_qwen3_next": None,
-    "ngram": None,
+    "ngram": "ngram",
     "suffix": None,
 }
 
