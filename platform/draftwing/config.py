@@ -200,16 +200,19 @@ class _Found:
                 self.add(_nest({names[name]: value}), _Source(f"env {name}"))
 
     def resolve(self, file: Path | None) -> LoadedConfig:
+        config = self._validated()
+        refuse(self._problems)
+        assert config is not None
+        origins = {key: self._sources.get(key, _DEFAULT).at(tuple(key.split("."))) for key in self._known}
+        return LoadedConfig(config, origins, file)
+
+    def _validated(self) -> Config | None:
         try:
-            config = Config.model_validate(_nest(self._values))
+            return Config.model_validate(_nest(self._values))
         except ValidationError as error:
             for keys, message in explain(error, Config):
                 self._problems.append(self._source_of(dotted(keys)).problem(keys, message))
-            refuse(self._problems)
-            raise
-        refuse(self._problems)
-        origins = {key: self._sources.get(key, _DEFAULT).at(tuple(key.split("."))) for key in self._known}
-        return LoadedConfig(config, origins, file)
+            return None
 
     def _source_of(self, key: str) -> _Source:
         """Of the setting that key is or lies in, else of one in the section that key is."""

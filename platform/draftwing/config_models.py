@@ -6,12 +6,13 @@ VALUE". Sizes are in tokens unless named otherwise. No torch here.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
+from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
+from draftwing.policy.modes import parse_mode
 
 Name = Annotated[
     str, Field(pattern=r"^[^\s\x00-\x1f\x7f]{1,128}$", description="text of 1 to 128 characters, none of them a space")
@@ -23,7 +24,6 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
 DEFAULT_MODE = "fixed:k=4"
-MODES = "off, fixed:k=N, fixed:k=N,width=W or fixed:tree=AxB"
 PLANNED_METHODS = (
     "suffix",
     "draft_model",
@@ -38,7 +38,6 @@ PLANNED_METHODS = (
     "lookahead",
     "auto",
 )
-_MODE = re.compile(r"off|fixed:k=\d{1,3}(,width=[1-9]\d?)?|fixed:tree=[1-9]\d?(x[1-9]\d?)*")
 
 
 class Section(BaseModel):
@@ -124,11 +123,11 @@ class PolicyConfig(Section):
     @field_validator("mode")
     @classmethod
     def _known_mode(cls, mode: str) -> str:
-        if mode in ("table", "adaptive"):
-            raise ValueError(f", which is not available in this version; expected {MODES}")
-        if not _MODE.fullmatch(mode):
-            raise ValueError(f"; expected {MODES}")
-        return mode
+        try:
+            parse_mode(mode)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix(f"policy.mode is {mode!r}")) from None
+        return mode.strip()
 
     @field_validator("profile", "targets")
     @classmethod
