@@ -64,7 +64,8 @@ class Request:
 
     id is unique among live requests. choice: 0..n-1 inside one prompt (enters the noise key). generated_ids: output
     committed before, when a request is resumed elsewhere; positions, limits and usage still count from prompt_ids.
-    emitted_chars: characters of text already sent to the client.
+    emitted_chars: characters of text already sent to the client. salt: state that crosses requests (caches, suffix trees)
+    is shared only among equal salts (rule R5).
     """
 
     id: str
@@ -73,6 +74,7 @@ class Request:
     choice: int = 0
     generated_ids: list[int] = field(default_factory=list)
     emitted_chars: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +206,28 @@ class StepRecord:
     @property
     def total_s(self) -> float:
         return self.schedule_s + self.draft_s + self.forward_s + self.sample_s + self.commit_s
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine started, all summable over replicas. Times in seconds.
+
+    drafts: verifies that carried a draft. accepted_per_depth[d]: times the draft token at depth d + 1 was accepted.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    branched_tokens: int = 0
+    bad_drafts: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    schedule_s: float = 0.0
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
