@@ -119,7 +119,8 @@ def main(folders: list[str]) -> int:
         failed |= worst > TOLERANCE
         verdict = "equal" if worst <= TOLERANCE else "DIFFERENT"
         name = folder.parent.name if folder.name == "target" else folder.name
-        print(f"{name:24s} {verdict}: largest difference {worst:.2e}; argmax 1 row against 9: {changed} of {compared} differ")
+        ratio = f"{changed} of {compared} differ"
+        print(f"{name:24s} {verdict}: largest difference {worst:.2e}; argmax 1 row against 9: {ratio}")
     return int(failed)
 
 

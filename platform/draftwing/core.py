@@ -23,9 +23,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class SamplingParams:
     """How a request's tokens are chosen (rule R1). Ranges are checked where requests come in, `draftwing.limits`.
 
-    max_tokens: new tokens at most. temperature 0: greedy. top_k 0, top_p 1, min_p 0: off. Repetition penalty sees prompt
-    and output, frequency and presence see output only. seed: 64-bit, unsigned. logprobs: alternatives per token,
-    None: none asked for. speculate False: this request is decoded plainly (its output is the same).
+    max_tokens: new tokens at most. temperature 0: greedy. top_k 0, top_p 1, min_p 0: off. Repetition penalty sees
+    prompt and output, frequency and presence see output only. seed: 64-bit, unsigned. logprobs: alternatives per
+    token, None: none asked for. speculate False: this request is decoded plainly (its output is the same).
     """
 
     max_tokens: int = 16

@@ -2,7 +2,8 @@
 
 Integers alone, because a rank that shares the model must be able to rebuild the whole forward from one packed tensor.
 
-Shapes: B sequences, N rows in the ragged batch, R rows of the longest sequence of a group, S slots of its longest context.
+Shapes: B sequences, N rows in the ragged batch, R rows of the longest sequence of a group, S slots of its longest
+context.
 """
 
 from __future__ import annotations

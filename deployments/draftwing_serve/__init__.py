@@ -1,0 +1,1 @@
+"""Draftwing on Ray Serve: the gateway, the target replicas and the OpenAI-style HTTP API."""

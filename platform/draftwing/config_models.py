@@ -1,0 +1,236 @@
+"""Every setting of Draftwing, its type, its range and its default. Reading them from files and flags: `config.py`.
+
+What the format names but this version doesn't do yet is refused here, by name. Sizes are in tokens unless named
+otherwise. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+
+from draftwing.limits import DEFAULT_LIMITS, RequestLimits
+
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+$")]
+Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=1, le=65536)]
+
+DEFAULT_MODE = "fixed:k=4"
+MODES = "off, fixed:k=N, fixed:k=N,width=W or fixed:tree=AxB"
+PLANNED_METHODS = (
+    "suffix",
+    "draft_model",
+    "medusa",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "mtp",
+    "dflash",
+    "dflash2",
+    "dspark",
+    "lookahead",
+    "auto",
+)
+_MODE = re.compile(r"off|fixed:k=\d{1,3}(,width=[1-9]\d?)?|fixed:tree=[1-9]\d?(x[1-9]\d?)*")
+
+
+class Section(BaseModel):
+    """Strict: a key that isn't known, and a value of another type, are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The target: where it comes from and how it is loaded.
+
+    path: folder, hub id or GGUF file; empty means none was configured, which commands that load a model refuse.
+    name: the served name (default: last part of the path). dtype auto: float32 on a CPU, the checkpoint's own on a GPU.
+    quantization null: what the checkpoint carries. cpu_threads null: all cores that this process may use.
+    """
+
+    path: Text = ""
+    name: Name | None = None
+    aliases: list[Name] = Field(default=[], max_length=64)
+    revision: Name | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8", "int4"] | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    offline: bool = False
+    cache_dir: Text | None = None
+    trust_remote_code: bool = False
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
+class ParallelConfig(Section):
+    """Ranks of one replica along each axis."""
+
+    tensor: Count = 1
+    expert: Count = 1
+    pipeline: Count = 1
+
+    @field_validator("tensor", "expert", "pipeline")
+    @classmethod
+    def _one_rank(cls, size: int) -> int:
+        if size > 1:
+            raise ValueError("more than one rank is not available in this version; use 1")
+        return size
+
+
+class DrafterConfig(BaseModel):
+    """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    method: Name
+    name: Name = Field(default_factory=lambda data: data.get("method", ""))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @field_validator("method")
+    @classmethod
+    def _built(cls, method: str) -> str:
+        if method in PLANNED_METHODS:
+            raise ValueError("this method is not available in this version; use 'ngram' or 'none'")
+        return method
+
+
+class TargetsConfig(Section):
+    """Latency targets in milliseconds."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+
+
+class PolicyConfig(Section):
+    """How much to draft. mode's default depends on the drafters: see `Config`."""
+
+    mode: str = "off"
+    profile: Text | None = None
+    targets: TargetsConfig | None = None
+
+    @field_validator("mode")
+    @classmethod
+    def _known_mode(cls, mode: str) -> str:
+        if mode in ("table", "adaptive"):
+            raise ValueError(f"this mode is not available in this version; use {MODES}")
+        if not _MODE.fullmatch(mode):
+            raise ValueError(f"not a policy mode; use {MODES}")
+        return mode
+
+    @field_validator("profile", "targets")
+    @classmethod
+    def _not_yet(cls, value: Any) -> Any:
+        if value is not None:
+            raise ValueError("not available in this version; remove it")
+        return value
+
+
+class CacheConfig(Section):
+    """The KV cache. tokens null: as many as fit into gpu_fraction of the device's memory."""
+
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 32
+    gpu_fraction: float = Field(default=0.9, gt=0, le=1)
+    tokens: Tokens | None = None
+
+
+class LimitsConfig(Section):
+    """What the engine takes at once, and (from `n` on: see `draftwing.limits`) what one request may ask for.
+
+    context null: the model's own. batch_tokens: rows of one step. prefill_chunk: prompt rows of one sequence a step.
+    """
+
+    sequences: Count = 256
+    queue: Annotated[int, Field(ge=0, le=2**20)] = 512
+    context: Tokens | None = None
+    batch_tokens: Annotated[int, Field(ge=1, le=2**20)] = 8192
+    prefill_chunk: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        default_factory=lambda data: min(512, data.get("batch_tokens", 512))
+    )
+    body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = DEFAULT_LIMITS.body_bytes
+    json_depth: Annotated[int, Field(ge=4, le=256)] = DEFAULT_LIMITS.json_depth
+    prompts: Count = DEFAULT_LIMITS.prompts
+    n: Count = DEFAULT_LIMITS.n
+    messages: Count = DEFAULT_LIMITS.messages
+    stop: Annotated[int, Field(ge=0, le=1024)] = DEFAULT_LIMITS.stop
+    stop_chars: Count = DEFAULT_LIMITS.stop_chars
+    stop_token_ids: Annotated[int, Field(ge=0, le=65536)] = DEFAULT_LIMITS.stop_token_ids
+    logprobs: Annotated[int, Field(ge=0, le=1024)] = DEFAULT_LIMITS.logprobs
+    logit_bias: Annotated[int, Field(ge=0, le=65536)] = DEFAULT_LIMITS.logit_bias
+    request_id_chars: Annotated[int, Field(ge=8, le=1024)] = DEFAULT_LIMITS.request_id_chars
+
+    @field_validator("prefill_chunk")
+    @classmethod
+    def _fits_a_step(cls, chunk: int, info: ValidationInfo) -> int:
+        batch_tokens = info.data.get("batch_tokens", chunk)
+        if chunk > batch_tokens:
+            raise ValueError(f"a chunk must fit into a step; use at most limits.batch_tokens, {batch_tokens}")
+        return chunk
+
+    @property
+    def request(self) -> RequestLimits:
+        return RequestLimits(**{name: getattr(self, name) for name in RequestLimits.__dataclass_fields__})
+
+
+class ServerConfig(Section):
+    """The HTTP side. keys: API keys, one of which a client must send; null: none is asked for."""
+
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    keys: list[Annotated[SecretStr, Field(min_length=8, max_length=512)]] | None = Field(
+        default=None, min_length=1, max_length=1024
+    )
+    replicas: Count = 1
+
+    @field_validator("replicas")
+    @classmethod
+    def _one_replica(cls, replicas: int) -> int:
+        if replicas > 1:
+            raise ValueError("more than one target replica is not available in this version; use 1")
+        return replicas
+
+
+class Config(Section):
+    """All settings, resolved: no value here still means "decide later" unless its section says so."""
+
+    model: ModelConfig = ModelConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    drafters: list[DrafterConfig] = []
+    policy: PolicyConfig = Field(default=PolicyConfig(), validate_default=True)
+    sampling: Literal["invariant", "rejection"] = "invariant"
+    cache: CacheConfig = CacheConfig()
+    limits: LimitsConfig = LimitsConfig()
+    server: ServerConfig = ServerConfig()
+
+    @field_validator("drafters")
+    @classmethod
+    def _one_drafter(cls, drafters: list[DrafterConfig]) -> list[DrafterConfig]:
+        if len(drafters) > 1:
+            raise ValueError(f"{len(drafters)} drafters; this version runs one: keep one")
+        return drafters
+
+    @field_validator("policy")
+    @classmethod
+    def _resolved_mode(cls, policy: PolicyConfig, info: ValidationInfo) -> PolicyConfig:
+        """A drafter that was configured is used, unless the mode says otherwise."""
+        drafts = any(drafter.method != "none" for drafter in info.data.get("drafters", []))
+        if "mode" not in policy.model_fields_set:
+            return policy.model_copy(update={"mode": DEFAULT_MODE if drafts else "off"})
+        if policy.mode != "off" and not drafts and "drafters" in info.data:
+            raise ValueError(f"mode {policy.mode!r} needs a drafter; configure drafters, or use mode off")
+        return policy
+
+    @field_validator("sampling")
+    @classmethod
+    def _invariant(cls, sampling: str) -> str:
+        if sampling == "rejection":
+            raise ValueError("this sampling is not available in this version; use 'invariant'")
+        return sampling

@@ -1,0 +1,207 @@
+"""Prompt lookup: find where the last tokens occurred before, and propose what followed there.
+
+A *match* of length n is an earlier end position p such that the n tokens before p equal the last n tokens of the
+sequence; tokens[p:] is its continuation. The longest match wins, n between min_match and max_match. Rules differ in
+which match of that length they take, and in where they cut:
+
+- `recent` (default): the latest occurrence. Where its continuation runs into the end of the sequence it goes on with
+  itself, so that a loop of any period is drafted whole.
+- `vllm`: the earliest occurrence, cut at the end of the sequence, as vLLM's `ngram` method.
+- `hf`: the earliest occurrence, any n down to 1, cut before the first end-of-sequence token, as transformers' prompt
+  lookup.
+
+A plan with branching makes a tree: continuations of further matches, best first, merged into one prefix tree.
+
+S tokens of the sequence, the root included; K draft depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import islice
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
+from draftwing.drafters.base import (
+    ALONE,
+    CheckpointReader,
+    Controller,
+    DrafterTraits,
+    Mesh,
+    SequenceView,
+    TargetInfo,
+    TokenDrafter,
+)
+from draftwing.drafters.tree import merged
+
+TRIED_MATCHES = 32  # a tree looks at this many matches at most: more cost time and are seldom new
+
+
+class NgramOptions(BaseModel):
+    """Options of method `ngram`. With rule `hf` matches of one token always count, so min_match must be 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_match: int = Field(default=1, ge=1, le=64)
+    max_match: int = Field(default=4, ge=1, le=64)
+    rule: Literal["recent", "vllm", "hf"] = "recent"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match is {self.min_match}, expected at most max_match ({self.max_match})")
+        if self.rule == "hf" and self.min_match != 1:
+            raise ValueError(
+                f"min_match is {self.min_match}, but rule hf knows no minimum; leave it out or take another"
+            )
+        return self
+
+
+def find_matches(tokens: IntArray, max_match: int) -> list[IntArray]:
+    """Entry n-1 holds the ends of all matches of length n, ascending; as many entries as the longest match is long."""
+    size = len(tokens)
+    if size < 2:
+        return []
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1
+    found: list[IntArray] = []
+    while len(ends):
+        found.append(ends)
+        length = len(found)
+        if length == max_match:
+            break
+        if ends[0] <= length:  # this one begins at the first token
+            ends = ends[1:]
+        ends = ends[tokens[ends - length - 1] == tokens[size - length - 1]]
+    return found
+
+
+def _following(tokens: IntArray, end: int, count: int, repeat: bool) -> list[int]:
+    """At most `count` tokens that followed `end`; with repeat the copy runs on into itself and is never shorter."""
+    following: list[int] = tokens[end : end + count].tolist()
+    return (following * count)[:count] if repeat else following
+
+
+def lookup_vllm(
+    tokens: Seq[int] | IntArray, min_ngram: int, max_ngram: int, num_tokens: int, max_model_len: int
+) -> list[int]:
+    """The draft of vLLM's `ngram` method (0.33.0): at most num_tokens, and no longer than the context has room."""
+    array = np.asarray(tokens, dtype=np.int64)
+    found = find_matches(array, max_ngram)
+    count = min(num_tokens, max_model_len - len(array))
+    if count <= 0 or len(found) < min_ngram:
+        return []
+    return _following(array, int(found[-1][0]), count, repeat=False)
+
+
+def lookup_hf(
+    tokens: Seq[int] | IntArray,
+    max_ngram: int,
+    num_tokens: int,
+    max_length: int,
+    eos_token_id: int | Seq[int] | None = None,
+) -> list[int]:
+    """The draft of transformers' prompt lookup (5.24.0).
+
+    max_length counts prompt and output; it bounds the place that is copied from. Nothing is proposed one token before
+    it is reached, because the target adds a token of its own.
+    """
+    array = np.asarray(tokens, dtype=np.int64)
+    if max_length == len(array) + 1:
+        return []
+    stops = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or []
+    for ends in reversed(find_matches(array, max_ngram)):
+        start = int(ends[0])
+        if start < max_length:
+            draft = _following(array, start, min(num_tokens, max_length - start), repeat=False)
+            return draft[: min((draft.index(stop) for stop in stops if stop in draft), default=len(draft))]
+    return []
+
+
+def _by_preference(found: list[IntArray], min_match: int, latest_first: bool) -> Iterator[int]:
+    """Ends of matches: longer first, then in the rule's order."""
+    seen: set[int] = set()
+    for ends in reversed(found[min_match - 1 :]):
+        for end in (ends[::-1] if latest_first else ends)[: TRIED_MATCHES + len(seen)].tolist():
+            if end not in seen:
+                seen.add(end)
+                yield end
+
+
+class _Context:
+    """A sequence's tokens as an array that grows: converting the whole list at every step would cost O(S)."""
+
+    def __init__(self) -> None:
+        self._buffer: IntArray = np.empty(256, dtype=np.int64)
+        self._size = 0
+
+    def follow(self, tokens: Seq[int]) -> IntArray:
+        size = len(tokens)
+        if size > len(self._buffer):
+            grown = np.empty(2 * size, dtype=np.int64)
+            grown[: self._size] = self._buffer[: self._size]
+            self._buffer = grown
+        if size > self._size:
+            self._buffer[self._size : size] = tokens[self._size :]
+            self._size = size
+        return self._buffer[:size]
+
+
+class NgramDrafter(TokenDrafter):
+    traits = DrafterTraits(trees=True)
+
+    def __init__(self, options: NgramOptions | None = None) -> None:
+        self.options = options or NgramOptions()
+        self._target = TargetInfo(vocab_size=0, context_length=0)
+        self._contexts: dict[str, _Context] = {}
+
+    def bind(self, target: TargetInfo, checkpoint: CheckpointReader | None = None, mesh: Mesh = ALONE) -> None:
+        self._target = target
+
+    def propose(
+        self,
+        sequences: Seq[SequenceView],
+        plan: StepPlan,
+        controller: Controller,
+        base: Seq[Seq[int]] | None = None,
+    ) -> list[DraftTree]:
+        drafts: list[DraftTree] = []
+        for index, (sequence, shape) in enumerate(zip(sequences, plan.shapes, strict=True)):
+            if shape.depth == 0 or shape.nodes == 0:
+                drafts.append(DraftTree.empty())
+                continue
+            context = self._contexts.setdefault(sequence.id, _Context()).follow(sequence.tokens)
+            if base is not None:
+                context = np.concatenate((context, np.asarray(base[index], dtype=np.int64)))
+            if max(shape.branching) == 1:
+                drafts.append(DraftTree.chain(self._chain(context, min(shape.depth, shape.nodes), sequence)))
+            else:
+                drafts.append(self._tree(context, shape))
+        return drafts
+
+    def release(self, sequence: SequenceView) -> None:
+        self._contexts.pop(sequence.id, None)
+
+    def _chain(self, context: IntArray, depth: int, sequence: SequenceView) -> list[int]:
+        options = self.options
+        if options.rule == "vllm":
+            return lookup_vllm(context, options.min_match, options.max_match, depth, self._target.context_length)
+        if options.rule == "hf":
+            most = min(sequence.prompt_len + sequence.params.max_tokens, self._target.context_length)
+            return lookup_hf(context, options.max_match, depth, most, self._target.eos_token_ids)
+        found = find_matches(context, options.max_match)
+        if len(found) < options.min_match:
+            return []
+        return _following(context, int(found[-1][-1]), depth, repeat=True)
+
+    def _tree(self, context: IntArray, shape: DraftShape) -> DraftTree:
+        options = self.options
+        latest_first = options.rule == "recent"
+        ends = _by_preference(find_matches(context, options.max_match), options.min_match, latest_first)
+        return merged(
+            (_following(context, end, shape.depth, repeat=latest_first) for end in islice(ends, TRIED_MATCHES)),
+            shape,
+        )

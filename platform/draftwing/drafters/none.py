@@ -1,0 +1,21 @@
+"""The drafter that never drafts: plain decoding through the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from draftwing.core import DraftTree, StepPlan
+from draftwing.drafters.base import Controller, DrafterTraits, SequenceView, TokenDrafter
+
+
+class NoneDrafter(TokenDrafter):
+    traits = DrafterTraits(max_depth=0)
+
+    def propose(
+        self,
+        sequences: Seq[SequenceView],
+        plan: StepPlan,
+        controller: Controller,
+        base: Seq[Seq[int]] | None = None,
+    ) -> list[DraftTree]:
+        return [DraftTree.empty() for _ in sequences]

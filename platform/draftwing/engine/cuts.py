@@ -1,0 +1,107 @@
+"""min_p, top_k and top_p as one thing: how long a prefix of the row is kept, in the order (value, then id).
+
+Each of the three keeps a prefix in that order, so together they keep the shortest of their prefixes, and a prefix is
+told by its last entry.
+
+R rows, V vocabulary, C candidates of the longest row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from draftwing.engine.processors import SampleRows
+from draftwing.engine.selection import LOWEST, Entries, Peaks, padded, sort_descending
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Kept are entries above value [R], and those equal to it with an id up to last_id [R]."""
+
+    value: torch.Tensor
+    last_id: torch.Tensor
+
+    def keeps(self, entries: Entries) -> torch.Tensor:
+        value, last = self.value[entries.rows], self.last_id[entries.rows]
+        return (entries.values > value) | ((entries.values == value) & (entries.ids <= last))
+
+    def apply(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [R, V] with -inf in place of what is not kept."""
+        ids = torch.arange(values.shape[1], device=values.device)
+        value, last = self.value[:, None], self.last_id[:, None]
+        return values.masked_fill((values < value) | ((values == value) & (ids > last)), -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The three parameters of each row [R]. top_k is at least 1, V or more: off."""
+
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: SampleRows, width: int, device: torch.device) -> Limits:
+        top_k = rows.parameter("top_k", np.int64)
+        return cls(
+            torch.from_numpy(rows.parameter("min_p", np.float64)).to(device),
+            torch.from_numpy(np.where(top_k == 0, width, np.minimum(top_k, width))).to(device),
+            torch.from_numpy(rows.parameter("top_p", np.float64)).to(device),
+        )
+
+    def smallest(self, maximum: torch.Tensor) -> torch.Tensor:
+        """The least value that min_p lets pass, given each row's largest: float32 [R], the lowest number where off."""
+        return (maximum + self.min_p.log()).float().clamp_min(LOWEST)
+
+
+def find_cut(peaks: Peaks, rows: SampleRows) -> Cut | None:
+    """Where each row is cut, None if no row is."""
+    device, width = peaks.maximum.device, peaks.width
+    limits = Limits.of(rows, width, device)
+    uncut = (limits.min_p == 0) & (limits.top_k == width) & (limits.top_p == 1)
+    if uncut.all():
+        return None
+    floors, totals = _floors(peaks, limits)
+    values, ids = padded(peaks.above(floors.masked_fill(uncut, torch.inf)), len(rows))
+    ordered = sort_descending(values)
+    count = _prefix(ordered, limits, peaks.maximum, totals)
+    last = ordered.gather(1, (count - 1)[:, None])
+    equal = values == last
+    wanted = count - (ordered > last).sum(-1)
+    place = (equal & (equal.cumsum(-1) == wanted[:, None])).int().argmax(-1)
+    value = last[:, 0].masked_fill(uncut, -torch.inf)
+    return Cut(value, ids.gather(1, place[:, None])[:, 0].masked_fill(uncut, width))
+
+
+def _floors(peaks: Peaks, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    """A value [R] below which nothing is kept, and the mass [R] that top_p is a share of, relative to e**maximum.
+
+    The mass is that of all entries where top_p alone cuts, else +inf: then it is that of the entries the other two
+    keep, and all of those lie above the floor.
+    """
+    floors = limits.smallest(peaks.maximum)
+    total = torch.full_like(limits.top_p, torch.inf)
+    few = limits.top_k < peaks.width
+    if few.any():
+        floors = torch.where(few, torch.maximum(floors, peaks.floor(limits.top_k)), floors)
+    alone = torch.nonzero((limits.top_p < 1) & ~few & (limits.min_p == 0)).flatten()
+    if len(alone):
+        mass = peaks.mass(alone)
+        total[alone] = mass
+        # All entries below this floor together weigh at most 1 - top_p of the total.
+        share = ((1 - limits.top_p[alone]) / peaks.width) * mass
+        floors[alone] = (peaks.maximum[alone] + share.log() - 1e-3).float()
+    return floors, total
+
+
+def _prefix(ordered: torch.Tensor, limits: Limits, maximum: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Length [R] of the kept prefix of ordered values [R, C], at least 1."""
+    count = (ordered >= limits.smallest(maximum)[:, None]).sum(-1)
+    count = torch.minimum(count, limits.top_k).clamp_min(1)
+    mass = (ordered - maximum[:, None]).exp().double().cumsum(-1)
+    total = torch.where(totals.isinf(), mass.gather(1, (count - 1)[:, None])[:, 0], totals)
+    short = (mass < (limits.top_p * total)[:, None]).sum(-1)
+    return torch.minimum(count, torch.where(limits.top_p < 1, short + 1, count))

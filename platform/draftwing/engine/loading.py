@@ -1,0 +1,135 @@
+"""Load a target: refuse what can't be served before any weight is read, then read the weights and check them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftwing.engine import attention, hf
+from draftwing.engine.model_folder import ModelFolder, read_config, read_json
+from draftwing.engine.weight_files import WeightFiles, read_weight_files
+from draftwing.errors import ConfigError, SetupError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {"F64": torch.float32, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A target ready to run.
+
+    config: transformers' text config. eos_token_ids: any of them ends a request. context_length: positions the model
+    was made for, prompt and output together.
+    """
+
+    model: nn.Module
+    config: Any
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+def choose_device(device: str) -> torch.device:
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"model.device is {device!r}; accepted: auto, cpu, cuda")
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise SetupError(
+            f"model.device is cuda, but torch {torch.__version__} sees no CUDA device; "
+            "install a CUDA build of torch and a driver, or set model.device: cpu"
+        )
+    return torch.device("cuda" if device == "cuda" or (device == "auto" and there) else "cpu")
+
+
+def choose_dtype(dtype: str, weights: WeightFiles, device: torch.device) -> torch.dtype:
+    """auto: float32 on a CPU, elsewhere as stored (the widest where a checkpoint mixes dtypes)."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"model.dtype is {dtype!r}; accepted: auto, {', '.join(DTYPES)}")
+    if dtype == "auto" and device.type == "cpu":
+        chosen = torch.float32
+    elif dtype == "auto":
+        stored = {STORED[name] for name in weights.float_dtypes}
+        chosen = stored.pop() if len(stored) == 1 else torch.float32
+    else:
+        chosen = DTYPES[dtype]
+    if (
+        chosen is torch.bfloat16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"model.dtype bfloat16 is not supported by {name}; set model.dtype: float16 or float32")
+    return chosen
+
+
+def eos_token_ids(folder: ModelFolder, config: Any) -> tuple[int, ...]:
+    """generation_config.json decides where it names any, as in transformers; else the model's config."""
+    path = folder.path / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.is_file() else None
+    if eos is None:
+        eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(dict.fromkeys(eos)) if isinstance(eos, list | tuple) else (int(eos),)
+
+
+def _check_report(folder: ModelFolder, report: hf.LoadingReport) -> None:
+    for names, what in (
+        (report.missing, "lacks weights that the model needs"),
+        (report.unexpected, "holds weights that the model does not know"),
+        (report.mismatched, "holds weights of a shape that does not fit its config.json"),
+    ):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ConfigError(f"{folder.path} {what}: {shown}; config.json and weights belong to different models")
+
+
+def load_target(
+    folder: ModelFolder,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantization: str | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str = attention.NAME,
+    threads: int | None = None,
+) -> LoadedTarget:
+    """Load a folder's causal language model for the engine.
+
+    dtype: auto (float32 on a CPU, else as stored), float32, bfloat16, float16. device: auto, cpu, cuda.
+    threads: torch's threads for this process.
+    ConfigError or SetupError, before any weight is read, for a model that can't be served here.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    read_config(folder.path)
+    weights = read_weight_files(folder.path)
+    where = choose_device(device)
+    kind = choose_dtype(dtype, weights, where)
+    hf.quiet()
+    attention.register()
+    config = hf.load_config(folder.path, trust_remote_code=trust_remote_code)
+    model, report = hf.load_model(
+        folder.path,
+        config,
+        dtype=kind,
+        device=where,
+        attention=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
+    _check_report(folder, report)
+    text = config.get_text_config()
+    return LoadedTarget(
+        model=model.eval().requires_grad_(False),
+        config=text,
+        vocab_size=int(text.vocab_size),
+        eos_token_ids=eos_token_ids(folder, text),
+        context_length=int(text.max_position_embeddings),
+        device=where,
+        dtype=kind,
+    )

@@ -1,0 +1,99 @@
+"""The policies that decide without learning, and the text that names a mode.
+
+off                  plain decoding
+fixed:k=4            a chain of 4 tokens
+fixed:k=4,width=2    2 chains of 4 tokens that part at the root: 8 nodes, not 2 + 4 + 8 + 16
+fixed:tree=3x2x1     3 children of the root, 2 of each of those, 1 of each of those: 3 + 6 + 6 nodes
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from draftwing.core import NO_DRAFT, DraftShape, StepPlan
+from draftwing.drafters.base import DrafterTraits
+from draftwing.drafters.tree import full_size
+from draftwing.errors import ConfigError
+from draftwing.policy.base import PlanInputs, Policy
+
+FORMS = 'off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"'
+MOST_DEPTH, MOST_WIDTH, MOST_NODES = 64, 32, 512
+_LATER = ("table", "adaptive")
+
+
+class OffPolicy:
+    """Plain decoding: the oracle of rule R1."""
+
+    drafter = ""
+    largest = NO_DRAFT
+
+    def decide(self, inputs: PlanInputs) -> StepPlan:
+        return StepPlan(self.drafter, (NO_DRAFT,) * len(inputs), "off")
+
+
+class FixedPolicy:
+    """The same shape for every sequence in every step, cut where a sequence has less room.
+
+    A verify commits one token more than it accepts, so the last token a request may emit needs no draft.
+    """
+
+    def __init__(self, drafter: str, shape: DraftShape, reason: str = "fixed") -> None:
+        self.drafter = drafter
+        self.largest = shape
+        self._reason = reason
+        self._cut = lru_cache(maxsize=4096)(self._shape)
+
+    def decide(self, inputs: PlanInputs) -> StepPlan:
+        depth, nodes = self.largest.depth, self.largest.nodes
+        room = zip(inputs.speculate.tolist(), inputs.tokens_left.tolist(), inputs.nodes_left.tolist(), strict=True)
+        shapes = tuple(
+            self._cut(min(tokens - 1, depth), min(rows, nodes)) if speculate else NO_DRAFT
+            for speculate, tokens, rows in room
+        )
+        return StepPlan(self.drafter, shapes, self._reason)
+
+    def _shape(self, depth: int, nodes: int) -> DraftShape:
+        cut = self.largest.cut(depth, nodes)
+        return DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching))) if cut.nodes > 0 else NO_DRAFT
+
+
+def parse_mode(text: str, drafter: str = "", traits: DrafterTraits | None = None) -> Policy:
+    """The policy a mode names, for this drafter. ConfigError names what is accepted.
+
+    drafter: name under which plans ask for it. traits: refuses a shape the drafter can't propose.
+    """
+    mode = text.strip()
+    if mode == "off":
+        return OffPolicy()
+    if mode in _LATER:
+        raise ConfigError(f"policy.mode is {mode!r}, which is not available in this version; expected {FORMS}")
+    kind, _, settings = mode.partition(":")
+    if kind != "fixed":
+        raise ConfigError(f"policy.mode is {text!r}; expected {FORMS}")
+    shape = _fixed_shape(text, settings)
+    if traits is not None and shape.depth > traits.max_depth:
+        raise ConfigError(f"policy.mode is {text!r}, but drafter {drafter!r} drafts at most {traits.max_depth} tokens")
+    if traits is not None and not traits.trees and max(shape.branching, default=1) > 1:
+        raise ConfigError(f"policy.mode is {text!r}, but drafter {drafter!r} drafts chains only; leave out the width")
+    return FixedPolicy(drafter, shape, mode)
+
+
+def _fixed_shape(text: str, settings: str) -> DraftShape:
+    if match := re.fullmatch(r"k=(\d{1,9})(?:,width=(\d{1,9}))?", settings):
+        depth, width = int(match[1]), int(match[2] or 1)
+        widths, form = [width] if depth else [], f"k={depth}"
+    elif match := re.fullmatch(r"tree=(\d{1,9}(?:x\d{1,9})*)", settings):
+        widths = [int(found) for found in match[1].split("x")]
+        depth, form = len(widths), f"a depth of {len(widths)}"
+    else:
+        raise ConfigError(f"policy.mode is {text!r}; expected {FORMS}")
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"policy.mode is {text!r} with {form}; expected 0 to {MOST_DEPTH}")
+    if wrong := [width for width in widths if not 1 <= width <= MOST_WIDTH]:
+        raise ConfigError(f"policy.mode is {text!r} with width {wrong[0]}; expected 1 to {MOST_WIDTH}")
+    branching = (*widths, *(1 for _ in range(depth - len(widths))))
+    nodes = full_size(branching)
+    if nodes > MOST_NODES:
+        raise ConfigError(f"policy.mode is {text!r} with {nodes} draft nodes a sequence; expected at most {MOST_NODES}")
+    return DraftShape(branching, nodes)
