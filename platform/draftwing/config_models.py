@@ -1,7 +1,7 @@
 """Every setting of Draftwing, its type, its range and its default. Reading them from files and flags: `config.py`.
 
-What the format names but this version doesn't do yet is refused here, by name. Sizes are in tokens unless named
-otherwise. No torch here.
+What the format names but this version doesn't do yet is refused here, by name: a validator's message continues "KEY is
+VALUE". Sizes are in tokens unless named otherwise. No torch here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
 
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+$")]
-Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+Name = Annotated[
+    str, Field(pattern=r"^[^\s\x00-\x1f\x7f]{1,128}$", description="text of 1 to 128 characters, none of them a space")
+]
+Text = Annotated[
+    str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,4096}$", description="text of 1 to 4096 characters on one line")
+]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
@@ -79,7 +83,7 @@ class ParallelConfig(Section):
     @classmethod
     def _one_rank(cls, size: int) -> int:
         if size > 1:
-            raise ValueError("more than one rank is not available in this version; use 1")
+            raise ValueError(", and more than one rank is not available in this version; expected 1")
         return size
 
 
@@ -99,7 +103,7 @@ class DrafterConfig(BaseModel):
     @classmethod
     def _built(cls, method: str) -> str:
         if method in PLANNED_METHODS:
-            raise ValueError("this method is not available in this version; use 'ngram' or 'none'")
+            raise ValueError(", which is not available in this version; expected 'ngram' or 'none'")
         return method
 
 
@@ -121,16 +125,16 @@ class PolicyConfig(Section):
     @classmethod
     def _known_mode(cls, mode: str) -> str:
         if mode in ("table", "adaptive"):
-            raise ValueError(f"this mode is not available in this version; use {MODES}")
+            raise ValueError(f", which is not available in this version; expected {MODES}")
         if not _MODE.fullmatch(mode):
-            raise ValueError(f"not a policy mode; use {MODES}")
+            raise ValueError(f"; expected {MODES}")
         return mode
 
     @field_validator("profile", "targets")
     @classmethod
     def _not_yet(cls, value: Any) -> Any:
         if value is not None:
-            raise ValueError("not available in this version; remove it")
+            raise ValueError(", and this setting is not available in this version; remove it")
         return value
 
 
@@ -172,7 +176,7 @@ class LimitsConfig(Section):
     def _fits_a_step(cls, chunk: int, info: ValidationInfo) -> int:
         batch_tokens = info.data.get("batch_tokens", chunk)
         if chunk > batch_tokens:
-            raise ValueError(f"a chunk must fit into a step; use at most limits.batch_tokens, {batch_tokens}")
+            raise ValueError(f", more than limits.batch_tokens; expected at most {batch_tokens}")
         return chunk
 
     @property
@@ -186,7 +190,10 @@ class ServerConfig(Section):
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     keys: list[Annotated[SecretStr, Field(min_length=8, max_length=512)]] | None = Field(
-        default=None, min_length=1, max_length=1024
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="null or a list of 1 to 1024 keys of 8 to 512 characters",
     )
     replicas: Count = 1
 
@@ -194,7 +201,7 @@ class ServerConfig(Section):
     @classmethod
     def _one_replica(cls, replicas: int) -> int:
         if replicas > 1:
-            raise ValueError("more than one target replica is not available in this version; use 1")
+            raise ValueError(", and more than one target replica is not available in this version; expected 1")
         return replicas
 
 
@@ -203,7 +210,9 @@ class Config(Section):
 
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
-    drafters: list[DrafterConfig] = []
+    drafters: list[DrafterConfig] = Field(
+        default=[], max_length=16, description="a list of drafters, each a mapping with method, name and options"
+    )
     policy: PolicyConfig = Field(default=PolicyConfig(), validate_default=True)
     sampling: Literal["invariant", "rejection"] = "invariant"
     cache: CacheConfig = CacheConfig()
@@ -214,7 +223,7 @@ class Config(Section):
     @classmethod
     def _one_drafter(cls, drafters: list[DrafterConfig]) -> list[DrafterConfig]:
         if len(drafters) > 1:
-            raise ValueError(f"{len(drafters)} drafters; this version runs one: keep one")
+            raise ValueError(f", but this version runs one drafter, not {len(drafters)}; keep one")
         return drafters
 
     @field_validator("policy")
@@ -225,12 +234,12 @@ class Config(Section):
         if "mode" not in policy.model_fields_set:
             return policy.model_copy(update={"mode": DEFAULT_MODE if drafts else "off"})
         if policy.mode != "off" and not drafts and "drafters" in info.data:
-            raise ValueError(f"mode {policy.mode!r} needs a drafter; configure drafters, or use mode off")
+            raise ValueError(", but no drafter is configured; add one to drafters, or use mode off")
         return policy
 
     @field_validator("sampling")
     @classmethod
     def _invariant(cls, sampling: str) -> str:
         if sampling == "rejection":
-            raise ValueError("this sampling is not available in this version; use 'invariant'")
+            raise ValueError(", which is not available in this version; expected 'invariant'")
         return sampling

@@ -1,0 +1,107 @@
+"""What crosses the channel between a rank and its clients, as types. How they become bytes: `wire.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftwing.core import Emission, EngineCounters, Request
+
+RankState = Literal["loading", "ready", "draining"]
+LostCause = Literal["shutdown", "step_failed", "slow_reader"]
+RefusedKind = Literal["request", "overloaded", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Client to rank: generate this."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Client to rank: nobody waits for this request any more. Unknown ids are over already."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Client to rank: answer with a Pong of the same nonce."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Client to rank: take no new requests, finish those you have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Client to rank: stop now; requests in flight are lost (their clients are told)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Rank to client: everything one step gave this client's requests."""
+
+    emissions: list[Emission]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Rank to client: the request was not taken. param and code as in RequestError; retry_after_s when overloaded."""
+
+    request_id: str
+    kind: RefusedKind
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Rank to client: all your requests here are over, unfinished; the same work may be done by another replica."""
+
+    cause: LostCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Rank to client: nothing new. Sending it is how a rank notices that a client has gone."""
+
+
+@dataclass(slots=True)
+class RankStats:
+    """How a rank is doing. Ages in seconds; kv_use: share of the KV cache in use, 0 to 1.
+
+    last_step_age_s: None before the first step. bad_frames: messages dropped because they could not be decoded.
+    """
+
+    pid: int
+    state: RankState
+    detail: str = ""
+    uptime_s: float = 0.0
+    last_step_age_s: float | None = None
+    waiting: int = 0
+    running: int = 0
+    kv_use: float = 0.0
+    policy_generation: int = 0
+    clients: int = 0
+    bad_frames: int = 0
+    counters: EngineCounters = field(default_factory=EngineCounters)
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Rank to client: the answer to Ping."""
+
+    nonce: int
+    stats: RankStats
+
+
+Message = Submit | Cancel | Ping | Drain | Shutdown | Events | Refused | Lost | Beat | Pong

@@ -1,0 +1,38 @@
+"""Which kinds of golden cases exist, and what runs each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from draftwing.testing.goldens.case import Case, Verdict
+
+Check = Callable[[Case], Verdict]
+
+# A kind's module has `check(case) -> Verdict`; None: no part of Draftwing can run this kind yet.
+KINDS: dict[str, str | None] = {
+    "acceptance": None,
+    "dflash": None,
+    "dflash2": None,
+    "dspark": None,
+    "eagle1": None,
+    "eagle2_tree": None,
+    "eagle3": None,
+    "eagle3_speculators": None,
+    "hf_greedy": None,
+    "logits_processors": None,
+    "medusa": None,
+    "mtp_deepseek": None,
+    "mtp_qwen3_next": None,
+    "ngram": None,
+    "suffix": None,
+}
+
+
+def check_for(kind: str) -> Check | None:
+    """What checks cases of this kind, None if not built yet. KeyError for an unknown kind."""
+    name = KINDS[kind]
+    if name is None:
+        return None
+    check: Check = import_module(f"draftwing.testing.goldens.{name}").check
+    return check
