@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftwing.core import Request
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.sampling import SamplerState
+from draftwing.engine.processors import SamplerState
 from draftwing.engine.sequence import Sequence
 from draftwing.engine.text import Decoder, TextStream
 from draftwing.errors import OverloadedError, RequestError
@@ -36,18 +36,16 @@ class Admission:
         self._check(request)
         if waiting >= self.queue:
             raise OverloadedError(f"{waiting} requests are waiting, the most allowed (limits.queue); try again later")
-        sampler = SamplerState.start(request, self.eos_token_ids)
-        sequence = Sequence(request, list(request.prompt_ids), arrival, sampler, self._text(request))
+        params = request.params
+        ends = params.stop_token_ids if params.ignore_eos else (*self.eos_token_ids, *params.stop_token_ids)
+        sampler = SamplerState.create(params, request.prompt_ids, choice=request.choice, end_ids=ends)
+        text = TextStream(self.decoder, params.stop)
+        sequence = Sequence(request, [*request.prompt_ids, *request.generated_ids], arrival, sampler, text)
+        sampler.commit(request.generated_ids)
         for token in request.generated_ids:
-            sequence.tokens.append(token)
-            sampler.append(token)
-            sequence.text.push(token, may_stop=False)
-        skipped = sequence.text.take()
-        sequence.text.give_back(skipped[request.emitted_chars :])
+            text.push(token, may_stop=False)
+        text.give_back(text.take()[request.emitted_chars :])
         return sequence
-
-    def _text(self, request: Request) -> TextStream:
-        return TextStream(self.decoder, request.params.stop)
 
     def _check(self, request: Request) -> None:
         params, prompt = request.params, len(request.prompt_ids)
@@ -58,7 +56,9 @@ class Admission:
             if bad := next((t for t in ids if not 0 <= t < self.vocab_size), None):
                 raise RequestError(f"{name} has token id {bad}; ids go from 0 to {self.vocab_size - 1}", param=name)
         if params.stop and self.decoder is None:
-            raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids", param="stop")
+            raise RequestError(
+                "stop strings need a tokenizer, and this model has none; use stop_token_ids", param="stop"
+            )
         if prompt + params.max_tokens > self.context:
             raise RequestError(
                 f"This model's maximum context length is {self.context} tokens, but {prompt} of prompt and "

@@ -1,4 +1,4 @@
-"""Commit: accepted rows become output, the cache is compacted in path order, and requests that are done are finished."""
+"""Commit: the target's tokens along the accepted path become output, until one of them ends the request."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ def append(sequence: Sequence, tokens: list[int], finite: list[bool], eos_token_
             outcome.finish_reason, outcome.error = "error", NOT_FINITE
             break
         sequence.tokens.append(token)
-        sequence.sampler.append(token)
         outcome.committed.append(token)
         outcome.finish_reason, outcome.stop_reason = _ending(sequence, token, eos_token_ids)
         if outcome.finish_reason is not None:
             break
+    sequence.sampler.commit(outcome.committed)
     outcome.accepted = min(len(outcome.committed), len(tokens) - 1)
     return outcome
 
 
-def _ending(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...]) -> tuple[FinishReason | None, str | int | None]:
+def _ending(
+    sequence: Sequence, token: int, eos_token_ids: tuple[int, ...]
+) -> tuple[FinishReason | None, str | int | None]:
     params = sequence.params
     may_stop = sequence.output_len >= params.min_tokens
     if may_stop and not params.ignore_eos and token in eos_token_ids:

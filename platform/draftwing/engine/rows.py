@@ -12,7 +12,7 @@ import numpy as np
 from draftwing.core import DraftTree, IntArray
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.sampling import SampleRows
+from draftwing.engine.processors import SampleRows
 from draftwing.engine.scheduler import Schedule
 from draftwing.engine.sequence import Sequence
 
@@ -21,8 +21,9 @@ from draftwing.engine.sequence import Sequence
 class Layout:
     """sequences [B] and batch [B] run side by side; the arrays are over the M wanted rows.
 
-    owner [M]: index of the row's sequence. starts [B]: first wanted row of each sequence. tokens [M]; parents [M]: the wanted row each follows, a root's is itself.
-    depths [M]: 0 at a root. path_rows, path_tokens [E]: each row's own draft tokens from itself up, roots excluded.
+    owner [M]: index of the row's sequence. starts [B]: first wanted row of each sequence. tokens [M]. parents [M]: the
+    wanted row each follows, a root's is itself. depths [M]: 0 at a root. path_rows, path_tokens [E]: each row's own
+    draft tokens from itself up, roots excluded.
     """
 
     sequences: list[Sequence]
@@ -50,19 +51,17 @@ class Layout:
     def sample_rows(self) -> SampleRows:
         """How each wanted row's token is to be chosen."""
         lengths = np.array([len(s.tokens) for s in self.sequences], dtype=np.int64)
-        outputs = np.array([s.output_len for s in self.sequences], dtype=np.int64)
         return SampleRows(
             sequences=[s.sampler for s in self.sequences],
             seq_of_row=self.owner,
             positions=lengths[self.owner] + self.depths,
             path_rows=self.path_rows,
             path_tokens=self.path_tokens,
-            output_len=outputs[self.owner] + self.depths,
         )
 
 
 def lay_out(schedule: Schedule, drafts: list[DraftTree], pool: BlockPool) -> Layout:
-    """Rows of the decoding sequences with their drafts, then of the prefill chunks. Blocks for draft rows are held here."""
+    """Rows of the decoding sequences with their drafts, then of the prefill chunks; holds blocks for draft rows."""
     sequences, batch = [], []
     for sequence, draft in zip(schedule.decoding, drafts, strict=True):
         tokens = np.concatenate([np.array(sequence.tokens[-1:], dtype=np.int64), draft.tokens])
@@ -80,7 +79,9 @@ def lay_out(schedule: Schedule, drafts: list[DraftTree], pool: BlockPool) -> Lay
 def _rows(sequence: Sequence, tokens: IntArray, parents: IntArray, wanted: int, pool: BlockPool) -> SequenceRows:
     end = sequence.kv_len + len(tokens)
     if not pool.grow(sequence.table, end):
-        raise RuntimeError(f"no cache blocks for {len(tokens)} rows of {sequence.id}; the scheduler must hold them first")
+        raise RuntimeError(
+            f"no cache blocks for {len(tokens)} rows of {sequence.id}; the scheduler must hold them first"
+        )
     return SequenceRows(tokens, parents, pool.slots(sequence.table, end), sequence.kv_len, wanted)
 
 
@@ -89,9 +90,11 @@ def _wanted(sequences: list[Sequence], batch: list[SequenceRows]) -> Layout:
     starts = np.cumsum([0, *counts])[:-1]
     owner = np.repeat(np.arange(len(batch)), counts)
     empty = np.empty(0, dtype=np.int64)
-    tokens = np.concatenate([empty, *(r.tokens[len(r.tokens) - r.wanted :] for r in batch)])
+    skipped = [len(rows.tokens) - rows.wanted for rows in batch]
+    tokens = np.concatenate([empty, *(r.tokens[skip:] for r, skip in zip(batch, skipped, strict=True))])
+    shifts = starts - np.array(skipped, dtype=np.int64)
     parents = np.concatenate(
-        [empty, *(r.parents[len(r.tokens) - r.wanted :] - (len(r.tokens) - r.wanted) + s for r, s in zip(batch, starts, strict=True))]
+        [empty, *(r.parents[skip:] + shift for r, skip, shift in zip(batch, skipped, shifts, strict=True))]
     )
     roots = starts[np.array(counts, dtype=np.int64) > 0]
     parents[roots] = roots

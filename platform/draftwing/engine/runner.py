@@ -36,7 +36,12 @@ def kv_bytes_per_slot(layers: Seq[attention.KVShape], dtype: torch.dtype) -> int
 def probe_layers(model: nn.Module, device: torch.device) -> list[attention.KVShape]:
     """Key and value shapes of every attention layer, seen in a forward of one token that attends to nothing."""
     probe = attention.ShapeProbe()
-    _call(model, torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, dtype=torch.long, device=device), probe)
+    _call(
+        model,
+        torch.zeros(1, 1, dtype=torch.long, device=device),
+        torch.zeros(1, dtype=torch.long, device=device),
+        probe,
+    )
     return [probe.shapes[layer] for layer in range(len(probe.shapes))]
 
 
@@ -51,7 +56,14 @@ class ModelRunner:
     """A transformers model over `slots` cache rows."""
 
     def __init__(
-        self, model: nn.Module, *, slots: int, layers: Seq[attention.KVShape], device: torch.device, dtype: torch.dtype, vocab_size: int
+        self,
+        model: nn.Module,
+        *,
+        slots: int,
+        layers: Seq[attention.KVShape],
+        device: torch.device,
+        dtype: torch.dtype,
+        vocab_size: int,
     ) -> None:
         self.model = model
         self.device = device
@@ -69,7 +81,8 @@ class ModelRunner:
         batch: RaggedBatch = build(sequences)
         ctx = attention.prepare(batch, self.pages, self.device)
         tokens, positions, wanted = (
-            torch.from_numpy(x).to(self.device, non_blocking=True) for x in (batch.tokens, batch.positions, batch.wanted)
+            torch.from_numpy(x).to(self.device, non_blocking=True)
+            for x in (batch.tokens, batch.positions, batch.wanted)
         )
         return _call(self.model, tokens[None], wanted, ctx, positions[None])
 

@@ -15,7 +15,7 @@ from draftwing.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """sequences: running at once. queue: waiting at most. batch_tokens: rows of a step. prefill_chunk: rows of a chunk."""
+    """sequences: running at once. queue: waiting. batch_tokens: rows of a step. prefill_chunk: rows of a chunk."""
 
     sequences: int
     queue: int
@@ -111,7 +111,7 @@ class Scheduler:
         free = self.pool.free
         rows = self.limits.batch_tokens - schedule.rows
         share = rows // max(len(schedule.decoding), 1)
-        room = []
+        room: list[int] = []
         for sequence in schedule.decoding:
             spare = len(sequence.table) * self.pool.block_tokens - sequence.kv_len - 1
             extra = free // max(len(schedule.decoding) - len(room), 1)

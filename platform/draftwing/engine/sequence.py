@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draftwing.core import AcceptanceSummary, Request, SamplingParams
-from draftwing.engine.sampling import SamplerState
+from draftwing.engine.processors import SamplerState
 from draftwing.engine.text import TextStream
 
 

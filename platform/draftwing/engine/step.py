@@ -19,15 +19,16 @@ from draftwing.engine.admission import Admission
 from draftwing.engine.commit import Outcome
 from draftwing.engine.drafting import Drafting
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.logprobs import logprobs
 from draftwing.engine.rows import Layout, lay_out
 from draftwing.engine.runner import Runner
-from draftwing.engine.sampling import Choice, choose, logprobs
+from draftwing.engine.sampling import Choice, choose
 from draftwing.engine.scheduler import Limits, Schedule, Scheduler
 from draftwing.engine.sequence import Sequence
 from draftwing.engine.telemetry import StepFacts, Telemetry, observe
 from draftwing.engine.verify import accepted_rows
 from draftwing.errors import RequestError
-from draftwing.policy.modes import Policy, PolicyInputs
+from draftwing.policy.base import PlanInputs, Policy
 
 
 class Engine:
@@ -119,11 +120,12 @@ class Engine:
         self.pool.check(s.table for s in self._sequences.values())
 
     def _plan(self, schedule: Schedule) -> StepPlan:
-        room = self.scheduler.draft_room(schedule)
+        decoding = schedule.decoding
         return self.policy.decide(
-            PolicyInputs(
-                depths=tuple(s.tokens_left - 1 if s.params.speculate else 0 for s in schedule.decoding),
-                nodes=tuple(room),
+            PlanInputs(
+                speculate=np.array([s.params.speculate for s in decoding], dtype=np.bool_),
+                tokens_left=np.array([s.tokens_left for s in decoding], dtype=np.int64),
+                nodes_left=np.array(self.scheduler.draft_room(schedule), dtype=np.int64),
             )
         )
 
@@ -146,9 +148,7 @@ class Engine:
             self.runner.move(np.concatenate(sources), np.concatenate(targets))
         return outcomes
 
-    def _tell_drafter(
-        self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome]
-    ) -> None:
+    def _tell_drafter(self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome]) -> None:
         accepted = []
         for i, sequence in enumerate(schedule.decoding):
             start, draft = int(layout.starts[i]), layout.batch[i].wanted - 1
@@ -158,9 +158,7 @@ class Engine:
         self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling])
         self.drafting.committed(schedule.decoding, accepted)
 
-    def _emit(
-        self, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], logits: Tensor
-    ) -> list[Emission]:
+    def _emit(self, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], logits: Tensor) -> list[Emission]:
         """One event per request that gained tokens or ended; ended ones leave the engine."""
         emissions = []
         for sequence, path, outcome in zip(layout.sequences, paths, outcomes, strict=True):
