@@ -45,6 +45,22 @@ class AttentionContext:
     groups: list[DeviceGroup]
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Keys and values of one layer: heads J and their sizes."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(slots=True)
+class ShapeProbe:
+    """Stands in for a context to learn each layer's shapes: `attend` records them and returns zeros."""
+
+    shapes: dict[int, KVShape] = field(default_factory=dict)
+
+
 def _contiguous(slots: np.ndarray[Any, Any]) -> slice | None:
     first, last = int(slots[0, 0]), int(slots[0, -1])
     if len(slots) == 1 and last - first == slots.shape[1] - 1 and bool((np.diff(slots[0]) == 1).all()):
@@ -115,7 +131,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    dw_ctx: AttentionContext,
+    dw_ctx: AttentionContext | ShapeProbe,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -126,7 +142,11 @@ def attend(
 
     Query heads that share a key/value head become extra rows of one product, so nothing is repeated.
     """
-    keys, values = dw_ctx.pages[module.layer_idx]  # type: ignore[index]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(dw_ctx, ShapeProbe):
+        dw_ctx.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    keys, values = dw_ctx.pages[layer]
     keys[dw_ctx.write_slots] = key[0].transpose(0, 1)
     values[dw_ctx.write_slots] = value[0].transpose(0, 1)
     h, n, d = query.shape[1:]

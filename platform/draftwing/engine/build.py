@@ -1,0 +1,140 @@
+"""Puts an engine together from a config: resolve and load the target, plan the cache, make drafter and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draftwing.config_models import Config, DrafterConfig
+from draftwing.drafters.base import Drafter, TargetInfo
+from draftwing.drafters.registry import make_drafter
+from draftwing.engine import attention
+from draftwing.engine.admission import Admission
+from draftwing.engine.hub import resolve_model
+from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.linear import pack_linears
+from draftwing.engine.loading import LoadedTarget, load_target
+from draftwing.engine.memory import available_bytes
+from draftwing.engine.runner import ModelRunner, Runner, kv_bytes_per_slot, probe_layers
+from draftwing.engine.scheduler import Limits
+from draftwing.engine.step import Engine
+from draftwing.engine.text import Decoder
+
+# TOK
+from draftwing.errors import SetupError
+from draftwing.policy.base import Policy
+from draftwing.policy.modes import parse_mode
+
+CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
+SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What the engine must know of its target beside the runner. decoder None: no tokenizer."""
+
+    context: int
+    eos_token_ids: tuple[int, ...]
+    decoder: Decoder | None = None
+
+
+def assemble(
+    runner: Runner, facts: TargetFacts, *, pool: BlockPool, limits: Limits, drafter: Drafter, policy: Policy
+) -> Engine:
+    """An engine from its parts; the drafter is bound already."""
+    admission = Admission(
+        pool=pool,
+        context=facts.context,
+        queue=limits.queue,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        decoder=facts.decoder,
+    )
+    return Engine(runner=runner, pool=pool, limits=limits, drafter=drafter, policy=policy, admission=admission)
+
+
+def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
+    """Load everything a config names. ConfigError or SetupError, before anything heavy where it can be known."""
+    tell = progress or (lambda _: None)
+    folder = resolve_model(config.model, progress=tell)
+    tell(f"loading {folder.path}")
+    target = load_target(
+        folder,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        quantization=config.model.quantization,
+        trust_remote_code=config.model.trust_remote_code,
+        threads=config.model.cpu_threads,
+    )
+    return engine_for(config, target, decoder=None, progress=tell)
+
+
+def engine_for(
+    config: Config, target: LoadedTarget, *, decoder: Decoder | None = None, progress: Progress | None = None
+) -> Engine:
+    """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
+    tell = progress or (lambda _: None)
+    layers = probe_layers(target.model, target.device)
+    if target.device.type == "cpu" and (packed := pack_linears(target.model)):
+        tell(f"packed {packed} weights for skinny products")
+    context = min(config.limits.context or target.context_length, target.context_length)
+    pool = plan_cache(config, target, layers, context)
+    tell(f"cache of {pool.tokens} tokens, {pool.tokens * kv_bytes_per_slot(layers, target.dtype) / 2**20:.0f} MiB")
+    runner = ModelRunner(
+        target.model,
+        slots=pool.tokens,
+        layers=layers,
+        device=target.device,
+        dtype=target.dtype,
+        vocab_size=target.vocab_size,
+    )
+    drafter, policy = drafter_and_policy(config, target, context)
+    limits = Limits(
+        config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
+    )
+    facts = TargetFacts(context, target.eos_token_ids, decoder)
+    return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
+
+
+def drafter_and_policy(config: Config, target: LoadedTarget, context: int) -> tuple[Drafter, Policy]:
+    drafter = make_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
+    drafter.bind(
+        TargetInfo(
+            vocab_size=target.vocab_size,
+            context_length=context,
+            eos_token_ids=target.eos_token_ids,
+            hidden_size=int(target.config.hidden_size),
+            layers=int(target.config.num_hidden_layers),
+            device=str(target.device),
+            dtype=str(target.dtype).removeprefix("torch."),
+            model=target.model,
+        )
+    )
+    name = config.drafters[0].name if config.drafters else ""
+    return drafter, parse_mode(config.policy.mode, name, drafter.traits)
+
+
+def plan_cache(config: Config, target: LoadedTarget, layers: list[attention.KVShape], context: int) -> BlockPool:
+    """A pool of `cache.tokens`, else of what memory allows and the limits can use. SetupError names both numbers."""
+    size = config.cache.block_tokens
+    per_token = kv_bytes_per_slot(layers, target.dtype)
+    free = available_bytes(target.device)
+    useful = config.limits.sequences * context
+    if config.cache.tokens is not None:
+        tokens = config.cache.tokens
+        if tokens * per_token > free:
+            raise SetupError(
+                f"cache.tokens is {tokens}, which takes {tokens * per_token / 2**20:.0f} MiB, but "
+                f"{free / 2**20:.0f} MiB are available; lower cache.tokens or free memory"
+            )
+    else:
+        fraction = CPU_CACHE_FRACTION if target.device.type == "cpu" else config.cache.gpu_fraction
+        tokens = min(int(free * fraction) // per_token, useful)
+        if tokens < min(SMALLEST_CACHE, useful):
+            raise SetupError(
+                f"too little memory for the KV cache: {fraction:.0%} of the {free / 2**20:.0f} MiB available hold "
+                f"{tokens} tokens; free memory, or set cache.tokens"
+            )
+    return BlockPool(max(-(-tokens // size), 1), size)

@@ -1,0 +1,58 @@
+"""A request inside the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from draftwing.core import AcceptanceSummary, Request, SamplingParams
+from draftwing.engine.processors import SamplerState
+from draftwing.engine.text import TextStream
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """tokens: prompt and output; kv_len of them have their keys and values in the cache, in the blocks of `table`.
+
+    With one token pending (the root) the sequence decodes, with more it is prefilled. arrival orders fairness.
+    """
+
+    request: Request
+    tokens: list[int]
+    arrival: int
+    sampler: SamplerState
+    text: TextStream
+    kv_len: int = 0
+    table: list[int] = field(default_factory=list)
+    summary: AcceptanceSummary = field(default_factory=AcceptanceSummary)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def choice(self) -> int:
+        return self.request.choice
+
+    @property
+    def salt(self) -> str:
+        return self.request.salt
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.kv_len
+
+    @property
+    def tokens_left(self) -> int:
+        return self.params.max_tokens - self.output_len

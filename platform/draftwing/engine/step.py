@@ -1,0 +1,179 @@
+"""The engine: one step at a time, schedule -> plan -> draft -> verify -> commit -> emit.
+
+Invariant (rule R1): a request's tokens are a function of its prompt, parameters and seed alone, whatever is drafted and
+whoever shares the batch. With policy `off` every draft is empty, and the same step is plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+
+import numpy as np
+from torch import Tensor
+
+from draftwing.core import Emission, EngineCounters, IntArray, Request, StepPlan, StepRecord
+from draftwing.drafters.base import Accepted, Drafter
+from draftwing.engine import commit
+from draftwing.engine.admission import Admission
+from draftwing.engine.commit import Outcome
+from draftwing.engine.drafting import Drafting
+from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.logprobs import logprobs
+from draftwing.engine.rows import Layout, lay_out
+from draftwing.engine.runner import Runner
+from draftwing.engine.sampling import Choice, choose
+from draftwing.engine.scheduler import Limits, Schedule, Scheduler
+from draftwing.engine.sequence import Sequence
+from draftwing.engine.telemetry import StepFacts, Telemetry, observe
+from draftwing.engine.verify import accepted_rows
+from draftwing.errors import RequestError
+from draftwing.policy.base import PlanInputs, Policy
+
+
+class Engine:
+    """Single-threaded: one owner calls `add`, `cancel` and `step`."""
+
+    def __init__(
+        self, *, runner: Runner, pool: BlockPool, limits: Limits, drafter: Drafter, policy: Policy, admission: Admission
+    ) -> None:
+        self.runner = runner
+        self.pool = pool
+        self.scheduler = Scheduler(pool, limits)
+        self.drafting = Drafting(drafter, runner.vocab_size)
+        self.policy = policy
+        self.admission = admission
+        self.telemetry = Telemetry()
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def counters(self) -> EngineCounters:
+        return self.telemetry.counters
+
+    @property
+    def records(self) -> deque[StepRecord]:
+        return self.telemetry.records
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError (it can't be served) or OverloadedError (the queue is full)."""
+        if request.id in self._sequences:
+            raise RequestError(f"id {request.id!r} is in use; it must be unique among live requests", param="id")
+        sequence = self.admission.admit(request, self._arrivals, waiting=len(self.scheduler.waiting))
+        self._arrivals += 1
+        self._sequences[request.id] = sequence
+        self.scheduler.add(sequence)
+        self.counters.prompt_tokens += sequence.prompt_len
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request; its slot and blocks are free before the next step. Unknown ids are over already."""
+        if (sequence := self._sequences.get(request_id)) is not None:
+            self._forget(sequence, "cancelled")
+
+    def step(self) -> list[Emission]:
+        """One step for every running request; what each of them gained. [] when idle."""
+        if not self._sequences:
+            return []
+        marks = [perf_counter()]
+        schedule = self.scheduler.schedule()
+        for sequence in self.scheduler.preempted:
+            self.drafting.release(sequence)
+        plan = self._plan(schedule)
+        marks.append(perf_counter())
+        drafts, refused = self.drafting.propose(schedule.decoding, plan)
+        layout = lay_out(schedule, drafts, self.pool)
+        marks.append(perf_counter())
+        logits = self.runner.forward(layout.batch)
+        marks.append(perf_counter())
+        choice = choose(logits, layout.sample_rows())
+        marks.append(perf_counter())
+        paths = layout.split(accepted_rows(layout.tokens, layout.parents, choice.tokens))
+        outcomes = self._commit(layout, paths, choice)
+        self._tell_drafter(schedule, layout, paths, outcomes)
+        emissions = self._emit(layout, paths, outcomes, logits)
+        marks.append(perf_counter())
+        self.telemetry.record(
+            StepFacts(
+                marks=marks,
+                plan=plan,
+                rows=layout.count,
+                prefill_rows=sum(chunk for _, chunk in schedule.prefilling),
+                context=layout.context,
+                waiting=len(self.scheduler.waiting),
+                drafted=[len(draft) for draft in drafts],
+                committed=sum(len(o.committed) for o in outcomes),
+                bad_drafts=refused,
+                preempted=len(self.scheduler.preempted),
+                parents=layout.parents,
+                depths=layout.depths,
+                accepted=np.concatenate([p[1 : 1 + o.accepted] for p, o in zip(paths, outcomes, strict=True)]),
+            )
+        )
+        return emissions
+
+    def check(self) -> None:
+        """Invariants of the cache's bookkeeping. Raises RuntimeError."""
+        self.pool.check(s.table for s in self._sequences.values())
+
+    def _plan(self, schedule: Schedule) -> StepPlan:
+        decoding = schedule.decoding
+        return self.policy.decide(
+            PlanInputs(
+                speculate=np.array([s.params.speculate for s in decoding], dtype=np.bool_),
+                tokens_left=np.array([s.tokens_left for s in decoding], dtype=np.int64),
+                nodes_left=np.array(self.scheduler.draft_room(schedule), dtype=np.int64),
+            )
+        )
+
+    def _commit(self, layout: Layout, paths: list[IntArray], choice: Choice) -> list[Outcome]:
+        """Tokens on the accepted paths become output, and their rows committed cache in path order."""
+        outcomes = []
+        sources, targets = [], []
+        for sequence, rows, path, start in zip(
+            layout.sequences, layout.batch, paths, layout.starts.tolist(), strict=True
+        ):
+            tokens, finite = choice.tokens[path].tolist(), choice.finite[path].tolist()
+            outcomes.append(commit.append(sequence, tokens, finite, self.admission.eos_token_ids))
+            root_at = rows.kv_len + len(rows.tokens) - rows.wanted
+            sequence.kv_len = root_at + len(path)
+            source, target = rows.slots[root_at + path - start], rows.slots[root_at : sequence.kv_len]
+            moved = source != target
+            sources.append(source[moved])
+            targets.append(target[moved])
+        if any(len(source) for source in sources):
+            self.runner.move(np.concatenate(sources), np.concatenate(targets))
+        return outcomes
+
+    def _tell_drafter(self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome]) -> None:
+        accepted = []
+        for i, sequence in enumerate(schedule.decoding):
+            start, draft = int(layout.starts[i]), layout.batch[i].wanted - 1
+            accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed)))
+            depth = int(layout.depths[start : start + draft + 1].max())
+            observe(sequence.summary, drafted=draft, accepted=outcomes[i].accepted, depth=depth)
+        self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling])
+        self.drafting.committed(schedule.decoding, accepted)
+
+    def _emit(self, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], logits: Tensor) -> list[Emission]:
+        """One event per request that gained tokens or ended; ended ones leave the engine."""
+        emissions = []
+        for sequence, path, outcome in zip(layout.sequences, paths, outcomes, strict=True):
+            if not outcome.committed and outcome.finish_reason is None:
+                continue
+            entries = None
+            if sequence.params.logprobs is not None:
+                entries = logprobs(logits, path[: len(outcome.committed)], outcome.committed, sequence.params.logprobs)
+            emissions.append(commit.emission(sequence, outcome, entries))
+            if outcome.finish_reason is not None:
+                self._forget(sequence, outcome.finish_reason)
+        return emissions
+
+    def _forget(self, sequence: Sequence, reason: str) -> None:
+        del self._sequences[sequence.id]
+        self.scheduler.remove(sequence)
+        self.drafting.release(sequence)
+        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
