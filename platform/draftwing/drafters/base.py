@@ -17,13 +17,14 @@ B sequences of a call, K draft depth, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
 from draftwing.core import DraftTree, IntArray, SamplingParams, StepPlan
 
@@ -213,6 +214,23 @@ class Drafter(Protocol):
         A later `prefill` under the same id starts anew.
         """
         ...
+
+
+class DrafterOptions(BaseModel):
+    """Base of a method's options, as they stand beside `method` in the config: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Options = TypeVar("Options", bound=DrafterOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterMethod(Generic[Options]):
+    """A method as the registry knows it: the model of its options, and how they become a drafter."""
+
+    options: type[Options]
+    make: Callable[[Options], Drafter]
 
 
 class TokenDrafter:

@@ -20,16 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import (
     ALONE,
     CheckpointReader,
     Controller,
+    DrafterMethod,
+    DrafterOptions,
     DrafterTraits,
     Mesh,
     SequenceView,
@@ -41,24 +43,21 @@ from draftwing.drafters.tree import merged
 TRIED_MATCHES = 32  # a tree looks at this many matches at most: more cost time and are seldom new
 
 
-class NgramOptions(BaseModel):
-    """Options of method `ngram`. With rule `hf` matches of one token always count, so min_match must be 1."""
+class NgramOptions(DrafterOptions):
+    """Options of method `ngram`; lengths in tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    min_match: int = Field(default=1, ge=1, le=64)
-    max_match: int = Field(default=4, ge=1, le=64)
     rule: Literal["recent", "vllm", "hf"] = "recent"
+    max_match: int = Field(default=4, ge=1, le=64)
+    min_match: int = Field(default=1, ge=1, le=64)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.min_match > self.max_match:
-            raise ValueError(f"min_match is {self.min_match}, expected at most max_match ({self.max_match})")
-        if self.rule == "hf" and self.min_match != 1:
-            raise ValueError(
-                f"min_match is {self.min_match}, but rule hf knows no minimum; leave it out or take another"
-            )
-        return self
+    @field_validator("min_match")
+    @classmethod
+    def _possible(cls, least: int, info: ValidationInfo) -> int:
+        if least > (most := info.data.get("max_match", least)):
+            raise ValueError(f", more than max_match; expected 1 to {most}")
+        if least > 1 and info.data.get("rule") == "hf":
+            raise ValueError(", but rule hf lets matches of one token count; expected 1, or rule recent or vllm")
+        return least
 
 
 def find_matches(tokens: IntArray, max_match: int) -> list[IntArray]:
@@ -205,3 +204,6 @@ class NgramDrafter(TokenDrafter):
             (_following(context, end, shape.depth, repeat=latest_first) for end in islice(ends, TRIED_MATCHES)),
             shape,
         )
+
+
+METHOD = DrafterMethod(NgramOptions, NgramDrafter)

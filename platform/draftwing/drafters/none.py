@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from draftwing.core import DraftTree, StepPlan
-from draftwing.drafters.base import Controller, DrafterTraits, SequenceView, TokenDrafter
+from draftwing.drafters.base import (
+    Controller,
+    DrafterMethod,
+    DrafterOptions,
+    DrafterTraits,
+    SequenceView,
+    TokenDrafter,
+)
 
 
 class NoneDrafter(TokenDrafter):
@@ -19,3 +26,6 @@ class NoneDrafter(TokenDrafter):
         base: Seq[Seq[int]] | None = None,
     ) -> list[DraftTree]:
         return [DraftTree.empty() for _ in sequences]
+
+
+METHOD = DrafterMethod(DrafterOptions, lambda options: NoneDrafter())
