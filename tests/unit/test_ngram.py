@@ -120,21 +120,6 @@ def test_tokens_that_grow_are_followed() -> None:
         assert followed.tokens.tolist() == fresh.tokens.tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"min_match": 5, "max_match": 4}, "at most max_match"),
-        ({"rule": "hf", "min_match": 2}, "rule hf knows no minimum"),
-        ({"min_match": 0}, "min_match"),
-        ({"rule": "best"}, "rule"),
-        ({"max_ngram": 3}, "max_ngram"),
-    ],
-)
-def test_wrong_options(options: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        NgramOptions.model_validate(options)
-
-
 def test_a_call_at_two_thousand_tokens_is_cheap() -> None:
     drafter = ngram()
     tokens = np.random.default_rng(0).integers(0, 50, 2000).tolist()

@@ -55,7 +55,9 @@ def find_method(name: str, key: str = "method") -> DrafterMethod[Any]:
     else:
         raise ConfigError(_unknown(name, key, available=sorted([*BUILT_IN, *plugged])))
     if not isinstance(found, DrafterMethod):
-        raise ConfigError(f"{key} is {name!r}, but its plug-in gives a {type(found).__name__}; expected a DrafterMethod")
+        raise ConfigError(
+            f"{key} is {name!r}, but its plug-in gives a {type(found).__name__}; expected a DrafterMethod"
+        )
     return found
 
 
@@ -67,7 +69,9 @@ def _load(point: EntryPoint, key: str) -> object:
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key} is {point.name!r}, but its plug-in {point.value!r} can't be loaded: {error}") from error
+        raise ConfigError(
+            f"{key} is {point.name!r}, but its plug-in {point.value!r} can't be loaded: {error}"
+        ) from error
 
 
 def _unknown(name: str, key: str, available: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Rule R3 for drafts: whatever a drafter returned, the engine gets one sound draft per sequence.
 
 A draft that is wrong in any way is replaced by the empty one and counted: cutting it would hide the fault, and what
-breaks its plan in one place may be wrong in others. Siblings with the same token aren't a fault (merging several sources
-makes them), but the verify walk would never reach the second, so it goes with all below it.
+breaks its plan in one place may be wrong in others. Siblings with the same token aren't a fault (merging several
+sources makes them), but the verify walk would never reach the second, so it goes with all below it.
 
 B drafts, n nodes of all drafts together.
 """
