@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,3 +30,39 @@ def require(package: str, *, binary: str | None = None, module: str | None = Non
     if os.environ.get("DRAFTWING_REQUIRE_ALL") == "1":
         pytest.fail(f"{message} (DRAFTWING_REQUIRE_ALL=1)", pytrace=False)
     pytest.skip(message)
+
+
+def pytest_configure() -> None:
+    """Settle Ray's environment before any test imports Ray, which reads it then."""
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=secrets.token_hex(16),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_enable_worker_prestart="0",
+        RAY_prestart_worker_first_driver="0",
+    )
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[str]:
+    """One small Ray on loopback for the whole run; gives its address.
+
+    Ask for it instead of calling ray.init, and ask for fractions of a CPU: there are 4, whatever the machine has.
+    """
+    require("ray", module="ray")
+    import ray
+
+    temporary = Path(tempfile.mkdtemp(prefix="dw-"))  # short: Unix socket paths hold 107 characters
+    ray.init(
+        address="local",
+        num_cpus=4,
+        object_store_memory=100 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="draftwing-tests",
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(temporary),
+    )
+    yield str(ray.get_runtime_context().gcs_address)
+    ray.shutdown()
+    shutil.rmtree(temporary, ignore_errors=True)

@@ -64,8 +64,8 @@ class Request:
 
     id is unique among live requests. choice: 0..n-1 inside one prompt (enters the noise key). generated_ids: output
     committed before, when a request is resumed elsewhere; positions, limits and usage still count from prompt_ids.
-    emitted_chars: characters of text already sent to the client. salt: state that crosses requests (caches, suffix trees)
-    is shared only among equal salts (rule R5).
+    emitted_chars: characters of text already sent to the client. salt: state that crosses requests (caches, suffix
+    trees) is shared only among equal salts (rule R5).
     """
 
     id: str
