@@ -21,9 +21,9 @@ SOURCES = [
     ("platform/draftwing", ()),
     ("platform/draftwing/testing", ("testing",)),
     ("deployments/draftwing_serve", ("serve",)),
-    ("examples", ("serve", "demo")),
-    ("benchmarks", ("serve", "demo", "dev")),
-    ("tests", ("serve", "demo", "dev")),
+    ("examples", ("demo",)),
+    ("benchmarks", ("demo", "dev")),
+    ("tests", ("demo", "dev")),
 ]
 
 
@@ -31,7 +31,11 @@ def declared(extras: tuple[str, ...]) -> set[str]:
     """Names of the distributions that `pip install draftwing[extras]` asks for, normalised."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
-    return {re.split(r"[\[<>=~! ]", line)[0] for line in lines}
+    names: set[str] = set()
+    for line in lines:
+        nested = re.fullmatch(r"draftwing\[(.*)\]", line)
+        names |= declared(tuple(nested[1].split(","))) if nested else {re.split(r"[\[<>=~! ]", line)[0]}
+    return names
 
 
 def imported(file: Path) -> set[str]:
