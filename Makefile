@@ -44,11 +44,11 @@ arrows: setup
 
 tests: setup
 	@echo "== tests"
-	@$(PY) -m pytest -q -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-slow: setup  ## the long runs
 	@echo "== slow tests"
-	@$(PY) -m pytest -q -m "slow and not gpu" $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 goldens: setup  ## compare with other implementations' data: make goldens KINDS="ngram hf_greedy"
 	@$(PY) tests/run_goldens.py $(KINDS)
