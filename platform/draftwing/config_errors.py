@@ -49,7 +49,7 @@ def unknown_key(keys: Keys, known: Sequence[str]) -> str:
     names = list(dict.fromkeys(dotted(part[:size]) for part in parts for size in range(1, len(part) + 1)))
     if key in names:
         hint = f"write {keys[-1]} as nested keys"
-    elif meant := closest(key, names):
+    elif meant := closest(key, [name for name in names if not key.startswith(f"{name}.")]):
         hint = f"did you mean {meant}?"
     else:
         siblings = [name for name in names if name.rpartition(".")[0] == dotted(keys[:-1])]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 
 from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
-from draftwing.policy.modes import parse_mode
+from draftwing.policy.modes import FORMS, parse_mode
 
 Name = Annotated[
     str, Field(pattern=r"^[^\s\x00-\x1f\x7f]{1,128}$", description="text of 1 to 128 characters, none of them a space")
@@ -116,7 +116,7 @@ class TargetsConfig(Section):
 class PolicyConfig(Section):
     """How much to draft. mode's default depends on the drafters: see `Config`."""
 
-    mode: str = "off"
+    mode: str = Field(default="off", description=FORMS)
     profile: Text | None = None
     targets: TargetsConfig | None = None
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from draftwing.config import LoadedConfig, load_config, parse_setting, require_model
 from draftwing.errors import ConfigError
+from draftwing.limits import shown
+from draftwing.policy.modes import MOST_DEPTH
 from draftwing.speculative_config import from_speculative_config
 
 # Flag, its metavar, the setting it gives, and its help.
@@ -75,15 +77,17 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.config_set:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text}: expected KEY=VALUE, for example limits.sequences=8")
+            raise ConfigError(f"--set is {shown(text)}; expected KEY=VALUE, for example limits.sequences=8")
         put(key, parse_setting(key, value), f"--set {key}")
     return found
 
 
 def _draft_tokens(text: str) -> str:
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"--draft-tokens is {text!r}; expected a whole number, 0 or more")
-    return f"fixed:k={int(text)}" if int(text) else "off"
+    """The policy mode that drafts so many tokens."""
+    count = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if not 0 <= count <= MOST_DEPTH:
+        raise ConfigError(f"--draft-tokens is {shown(text)}; expected a whole number from 0 to {MOST_DEPTH}")
+    return f"fixed:k={count}" if count else "off"
 
 
 def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:

@@ -1,0 +1,108 @@
+"""vLLM's speculative config as our settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwing.config import load_config
+from draftwing.errors import ConfigError
+from draftwing.speculative_config import ACCEPTED, from_speculative_config
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shortest", "longest"),
+    [
+        ({}, 5, 5),
+        ({"prompt_lookup_max": 4}, 4, 4),
+        ({"prompt_lookup_min": 3}, 3, 3),
+        ({"prompt_lookup_max": 4, "prompt_lookup_min": 1}, 1, 4),
+    ],
+)
+def test_it_means_what_it_means_to_vllm(lengths: dict[str, int], shortest: int, longest: int) -> None:
+    found = from_speculative_config(json.dumps({"method": "ngram", "num_speculative_tokens": 4, **lengths}))
+    (drafter,) = found["drafters"]
+    assert (drafter["min_match"], drafter["max_match"], drafter["rule"]) == (shortest, longest, "vllm")
+    config = load_config(None, found, {}).config
+    assert config.policy.mode == "fixed:k=4"
+    assert config.drafters[0].method == "ngram"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        from_speculative_config(text)
+    return [line.removeprefix("--speculative-config: ") for line in str(caught.value).splitlines()]
+
+
+GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"promt_lookup_max": 4}, "promt_lookup_max is not accepted; did you mean prompt_lookup_max?"),
+        ({"zzz": 4}, f"zzz is not accepted; expected {', '.join(ACCEPTED)}"),
+        ({"model": "x"}, "model has no equivalent: the ngram method loads no model; remove it"),
+        (
+            {"disable_by_batch_size": 4},
+            "disable_by_batch_size has no equivalent: the policy decides how much to draft; remove it",
+        ),
+        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram'"),
+        ({"method": None}, "method is None; this version drafts with 'ngram'"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; expected a whole number from 1 to 64"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; expected a whole number from 1 to 64"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens is 65; expected a whole number from 1 to 64"),
+        ({"num_speculative_tokens": 4.0}, "num_speculative_tokens is 4.0; expected a whole number from 1 to 64"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens is True; expected a whole number from 1 to 64"),
+        ({"num_speculative_tokens": "4"}, "num_speculative_tokens is '4'; expected a whole number from 1 to 64"),
+        ({"prompt_lookup_max": None}, "prompt_lookup_max is None; expected a whole number from 1 to 64"),
+        (
+            {"prompt_lookup_max": 2, "prompt_lookup_min": 3},
+            "prompt_lookup_min is 3; expected at most prompt_lookup_max, 2",
+        ),
+    ],
+)
+def test_each_wrong_key_is_named(change: dict[str, Any], line: str) -> None:
+    assert problems(json.dumps(GOOD | change)) == [line]
+
+
+def test_what_is_missing_is_named() -> None:
+    assert problems("{}") == [
+        "method is missing; this version drafts with 'ngram'",
+        "num_speculative_tokens is missing; expected a whole number from 1 to 64",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "not valid JSON"),
+        ("{'method': 'ngram'}", "not valid JSON"),
+        ('{"method": "ngram",}', "not valid JSON"),
+        ("[1]", "--speculative-config is [1]; expected a JSON object"),
+        ('{"method": "ngram", "method": "ngram"}', "method is set twice; keep one"),
+        ('{"num_speculative_tokens": NaN}', "NaN is not JSON"),
+        ('{"num_speculative_tokens": ' + "9" * 5000 + "}", "a number too long"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
+def test_what_is_not_a_json_object_is_refused_in_one_line(text: str, cause: str) -> None:
+    (line,) = problems(text)
+    assert cause in line
+    assert len(line) < 200
+
+
+@given(
+    st.dictionaries(st.sampled_from(ACCEPTED) | st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9))
+)
+@settings(max_examples=100, deadline=None)
+def test_any_object_is_a_setting_or_a_config_error(data: dict[str, Any]) -> None:
+    try:
+        found = from_speculative_config(json.dumps(data | {"method": "ngram"}))
+    except ConfigError:
+        return
+    load_config(None, found, {})
