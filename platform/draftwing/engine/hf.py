@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from draftwing.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
@@ -55,3 +57,57 @@ def load_model(
     mismatched = tuple(str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"])
     report = LoadingReport(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])), mismatched)
     return cast("nn.Module", model), report
+
+
+def convert_gguf_weights(gguf: Path, folder: Path, vocabulary: int | None, elements: int) -> str:
+    """Write a GGUF file's weights and config into folder as a float32 checkpoint; its model type.
+
+    vocabulary: entries, for files whose config doesn't say. elements: weights in the file, all of which must be used.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    quiet()
+    place, name = gguf.parent, gguf.name
+    try:
+        config = AutoConfig.from_pretrained(place, gguf_file=name, local_files_only=True)
+        if vocabulary is not None:
+            config.vocab_size = vocabulary
+        auto: Any = AutoModelForCausalLM
+        model, info = auto.from_pretrained(
+            place, gguf_file=name, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"transformers can't convert this GGUF file ({one_line(error)})") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        names = sorted(str(key) for key in {*info["missing_keys"], *info["mismatched_keys"]})
+        raise ConfigError(f"the GGUF file lacks weights that its architecture needs: {', '.join(names[:3])}")
+    used = sum(parameter.numel() for parameter in model.parameters())
+    if used != elements:
+        raise ConfigError(
+            f"the GGUF file holds {elements} weights and the converted model {used}: some can't be converted; "
+            "use the model's safetensors folder instead"
+        )
+    model.hf_quantizer = None  # the weights are plain float32 now, and may be saved as such
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    return str(config.model_type)
+
+
+def convert_gguf_tokenizer(gguf: Path, folder: Path, model_type: str) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        # Named by its type, so that transformers does not read the whole vocabulary once more to find the type.
+        auto: Any = AutoTokenizer
+        tokenizer = auto.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, tokenizer_type=model_type, local_files_only=True
+        )
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"transformers can't convert the tokenizer of {gguf.name} ({one_line(error)})") from error
+    tokenizer.save_pretrained(folder)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of a library's message, short enough to stand inside one of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from draftwing.engine.weight_files import WeightFiles, read_weight_files
 from draftwing.errors import ConfigError
@@ -26,7 +26,7 @@ IDENTITY_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-SAMPLES, SAMPLE_BYTES = 64, 4096
+SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
+def add_samples(total: hashlib._Hash, file: BinaryIO, start: int, end: int) -> None:
+    """Hash evenly spaced samples of the bytes from start to end: milliseconds for any size."""
+    for sample in range(SAMPLES):
+        file.seek(start + (end - start) * sample // SAMPLES)
+        total.update(file.read(min(SAMPLE_BYTES, end - file.tell())))
+
+
 def _digest(folder: Path, weights: WeightFiles) -> str:
-    """Over the small files, the weight headers, and samples spread over the weights: milliseconds for any size.
+    """Over the small files, the weight headers and samples of the weights.
 
     The samples tell a fine-tuned model from its base, whose headers are the same.
     """
@@ -90,11 +97,8 @@ def _digest(folder: Path, weights: WeightFiles) -> str:
             add(name, (folder / name).read_bytes())
     for path, header in zip(weights.files, weights.headers, strict=True):
         add(path.name, header)
-        size = path.stat().st_size - 8 - len(header)
         with path.open("rb") as file:
-            for sample in range(SAMPLES):
-                file.seek(8 + len(header) + size * sample // SAMPLES)
-                add("", file.read(SAMPLE_BYTES))
+            add_samples(total, file, 8 + len(header), path.stat().st_size)
     return total.hexdigest()
 
 
