@@ -5,12 +5,13 @@ Messages are bounded and written by us; text of an unexpected exception goes to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from draftwing.errors import OverloadedError, RequestError
+from draftwing.errors import DraftwingError, OverloadedError, RequestError
+from draftwing.limits import shown
 
 MAX_MESSAGE = 1000
 MAX_PROBLEMS = 5
@@ -19,7 +20,7 @@ MAX_SHOWN_INPUT = 100
 STATUS_OF_CODE = {"model_not_found": 404, "not_found": 404}
 
 
-class ApiError(Exception):
+class ApiError(DraftwingError):
     """A refusal or failure with its HTTP status.
 
     kind: the contract's `type`. code: machine-readable detail, the kind itself by default. retry_after_s: sent as
@@ -68,13 +69,16 @@ def from_overload(error: OverloadedError) -> ApiError:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first few problems, each with its field, what is wrong and a short cut of what came."""
-    problems = error.errors(include_url=False, include_context=False)
+    return from_problems(error.errors(include_url=False, include_context=False))
+
+
+def from_problems(problems: Sequence[Any]) -> ApiError:
+    """The first few of pydantic's problems, each with its field, what is wrong and a short cut of what came."""
     lines = []
     for problem in problems[:MAX_PROBLEMS]:
         line = f"{_field(problem['loc']) or 'body'}: {problem['msg']}"
         if problem["type"] != "missing":
-            line += f", got {_short(problem['input'])}"
+            line += f", got {shown(problem['input'])}"
         lines.append(line)
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
@@ -93,7 +97,7 @@ def context_length_exceeded(limit: int, prompt_tokens: int, max_tokens: int | No
 def unsupported(param: str, value: object, accepted: str) -> RequestError:
     """A known field whose effect is not built: refused, because ignoring it would change what comes out."""
     return RequestError(
-        f"{param} = {_short(value)} is not supported; accepted: {accepted}", param=param, code="unsupported_parameter"
+        f"{param} = {shown(value)} is not supported; accepted: {accepted}", param=param, code="unsupported_parameter"
     )
 
 
@@ -105,6 +109,10 @@ def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
     message = f"{method[:16]} is not allowed on {path[:MAX_SHOWN_INPUT]}; accepted: {allow}"
     headers = {"allow": allow}
     return ApiError(405, "invalid_request_error", message, code="method_not_allowed", headers=headers)
+
+
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(413, "invalid_request_error", f"the body is over the limit of {limit} bytes", code="body_too_large")
 
 
 def unauthorized(reason: str) -> ApiError:
@@ -139,8 +147,3 @@ def _field(location: tuple[int | str, ...]) -> str:
     """Dotted field name; pydantic adds the names of union members, which are not part of what the client sent."""
     parts = [str(part) for part in location]
     return ".".join(part for part in parts if part.isdigit() or part.replace("_", "").isalnum())[:200]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_INPUT else text[: MAX_SHOWN_INPUT - 1] + "…"

@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 
 from draftwing.errors import RequestError
 
-MAX_DEPTH = 64
 MAX_DIGITS = 20  # enough for any 64-bit integer with its sign
 
 
-def read_json_object(data: bytes) -> dict[str, Any]:
-    """The body as a JSON object; RequestError for anything else."""
+def read_json_object(data: bytes, max_depth: int) -> dict[str, Any]:
+    """The body as a JSON object of at most max_depth levels; RequestError for anything else."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -35,10 +34,10 @@ def read_json_object(data: bytes) -> dict[str, Any]:
             f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep(max_depth) from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {_kind(value)}")
-    _check_tree(value)
+    _check_tree(value, max_depth)
     return value
 
 
@@ -70,13 +69,13 @@ def _finite_float(digits: str) -> float:
     return value
 
 
-def _check_tree(root: Any) -> None:
+def _check_tree(root: Any, max_depth: int) -> None:
     """Depth, and strings that can't be written as UTF-8 or hold NUL. Iterative: the depth isn't known yet."""
     level, depth = [root], 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH:
-            raise _too_deep()
+        if depth > max_depth:
+            raise _too_deep(max_depth)
         below: list[Any] = []
         for node in level:
             if isinstance(node, dict):
@@ -108,8 +107,8 @@ def _check_text(text: str) -> None:
         raise RequestError("a string contains the character U+0000, which is not accepted")
 
 
-def _too_deep() -> RequestError:
-    return RequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
+def _too_deep(max_depth: int) -> RequestError:
+    return RequestError(f"the body is nested more than {max_depth} levels deep")
 
 
 def _kind(value: Any) -> str:

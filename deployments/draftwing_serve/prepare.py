@@ -82,7 +82,7 @@ class Preparer:
         self.limits = limits
 
     def completion(self, body: bytes) -> Job:
-        request = _read(CompletionRequest, body)
+        request = _read(CompletionRequest, body, self.limits.json_depth)
         ignored = refuse_unsupported(request.unknown, chat=False)
         self._check_model(request.model)
         if len(request.prompt) > self.limits.prompts:
@@ -101,7 +101,7 @@ class Preparer:
         return job
 
     def chat(self, body: bytes) -> Job:
-        request = _read(ChatRequest, body)
+        request = _read(ChatRequest, body, self.limits.json_depth)
         ignored = refuse_unsupported(request.unknown, chat=True)
         self._check_model(request.model)
         logprobs = _chat_logprobs(request)
@@ -115,7 +115,7 @@ class Preparer:
         return job
 
     def tokenize(self, body: bytes) -> dict[str, Any]:
-        request = _read(TokenizeRequest, body)
+        request = _read(TokenizeRequest, body, self.limits.json_depth)
         self._check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise RequestError("send either prompt or messages", param="prompt")
@@ -126,7 +126,7 @@ class Preparer:
         return {"tokens": ids, "count": len(ids), "max_model_len": self.facts.context}
 
     def detokenize(self, body: bytes) -> dict[str, Any]:
-        request = _read(DetokenizeRequest, body)
+        request = _read(DetokenizeRequest, body, self.limits.json_depth)
         self._check_model(request.model)
         self._check_ids(request.tokens, "tokens")
         return {"prompt": self._tokens("tokens").decode(request.tokens)}
@@ -171,7 +171,7 @@ class Preparer:
             **given,
         )
         try:
-            check_params(params, self.limits, vocab_size=self.facts.vocab_size)
+            check_params(params, self.facts.vocab_size, self.limits)
         except RequestError as error:
             if error.param == "max_tokens" and max_tokens_name != "max_tokens":
                 raise RequestError(
@@ -283,8 +283,8 @@ class Preparer:
         return self._tokens("messages").chat(turns), sorted(ignored)
 
 
-def _read(model: type[R], body: bytes) -> R:
-    value = read_json_object(body)
+def _read(model: type[R], body: bytes, depth: int) -> R:
+    value = read_json_object(body, depth)
     try:
         return model.model_validate(value)
     except ValidationError as error:

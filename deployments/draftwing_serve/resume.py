@@ -6,17 +6,19 @@ engine rebuilds the rest by replaying the tokens committed so far.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-import asyncio
-import logging
-
 from draftwing.core import Emission, Request, SamplingParams
-from draftwing_serve.engines import EnginePool, ReplicaDied
+from draftwing.parallel.client import ReplicaDied
+from draftwing_serve.engines import EnginePool
+from draftwing_serve.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
+MOST_MOVES = 3  # a request that ends every replica it meets must not end them all
 
 
 @dataclass(slots=True)
@@ -46,31 +48,35 @@ class ResumeState:
 
 
 async def follow(
-    state: ResumeState, request_id: str, pool: EnginePool, deadline: float
-) -> AsyncIterator[Emission]:
+    state: ResumeState, request_id: str, pool: EnginePool, deadline: float, metrics: GatewayMetrics
+) -> AsyncGenerator[Emission, None]:
     """A choice's emissions to its end, through as many replicas as it takes.
 
     deadline: loop time. Raises TimeoutError after it, RequestError and OverloadedError from the engine, ReplicaDied
-    when no replica takes over in the pool's time.
+    when no replica takes over in the pool's time, or when too many were lost under this request.
     """
-    attempt = 0
+    moves = 0
     while True:
         engine = await pool.acquire(state.model_digest, deadline)
         try:
-            async with aclosing(engine.stream(state.request(f"{request_id}.{attempt}"))) as emissions:
+            async with aclosing(engine.client.stream(state.request(f"{request_id}.{moves}"))) as emissions:
                 while True:
                     async with asyncio.timeout_at(deadline):
-                        emission = await anext(emissions, None)
-                    if emission is None:
-                        raise ReplicaDied("the stream of emissions ended early")
+                        emission = await anext(emissions)
+                    if emission.finish_reason == "cancelled":
+                        raise ReplicaDied("the replica is stopping", cause="shutdown")
                     state.record(emission)
                     yield emission
                     if emission.finish_reason is not None:
                         return
         except ReplicaDied as error:
-            attempt += 1
-            pool.lost(engine)
-            logger.warning("request %s: replica lost (%s), resuming after %d tokens", request_id, error,
-                           len(state.generated_ids))
+            if pool.lost(engine):
+                metrics.replicas_lost.inc()
+            moves += 1
+            # A failed step may be this request's doing: one more try shows.
+            if moves > (1 if error.cause == "step_failed" else MOST_MOVES):
+                raise
+            logger.warning("choice %s goes on elsewhere after %d tokens: %s", request_id, len(state.generated_ids), error)
+            metrics.resumed.inc()
         finally:
             pool.release(engine)
