@@ -6,7 +6,8 @@ An entry point names a function that takes the `GatewayCore` and returns a FastA
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -19,14 +20,22 @@ if TYPE_CHECKING:
 GROUP = "draftwing.routes"
 
 
+@cache
+def installed_routes() -> tuple[EntryPoint, ...]:
+    """Read once: it looks through every installed package."""
+    return tuple(sorted(entry_points(group=GROUP), key=lambda point: point.name))
+
+
 def extension_routers(core: GatewayCore) -> Iterator[APIRouter]:
     """SetupError naming the entry point when one can't be loaded or returns something else."""
-    for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+    for point in installed_routes():
         try:
             make = point.load()
         except (ImportError, AttributeError) as error:
             raise SetupError(f"the routes {point.name!r} ({point.value}) can't be loaded: {error}") from error
         router = make(core)
         if not isinstance(router, APIRouter):
-            raise SetupError(f"the routes {point.name!r} ({point.value}) returned {type(router).__name__}, not a router")
+            raise SetupError(
+                f"the routes {point.name!r} ({point.value}) returned {type(router).__name__}, not a router"
+            )
         yield router

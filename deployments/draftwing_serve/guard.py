@@ -15,11 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwing_serve import errors
 from draftwing_serve.errors import ApiError
+from draftwing_serve.streams import ClientGone
 
 if TYPE_CHECKING:
     from draftwing_serve.gateway import GatewayCore
 
 logger = logging.getLogger(__name__)
+CLIENT_CLOSED = 499  # nobody reads an answer; this is for the metrics
 PUBLIC_PATHS = frozenset({"/health"})
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _ID_CHARS = re.compile(r"[^A-Za-z0-9._:-]")
@@ -51,7 +53,10 @@ class Guard:
                 status = message["status"]
                 if self._core.options.echo_request_id:
                     MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                raise ClientGone from None
 
         try:
             try:
@@ -60,7 +65,9 @@ class Guard:
                 await error_response(error)(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
-        except Exception:  # noqa: BLE001 - the one place where any fault of ours becomes an answer
+        except ClientGone:
+            status = CLIENT_CLOSED
+        except Exception:
             logger.exception("request %s failed", state["request_id"])
             if status:
                 raise  # too late for an answer of ours: the connection must end

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from draftwing import __version__
 from draftwing.core import Emission
@@ -24,10 +24,9 @@ from draftwing_serve.openapi import ERRORS, body_of
 from draftwing_serve.prepare import Job
 from draftwing_serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from draftwing_serve.responses import Answer
-from draftwing_serve.streams import ClientGone, unless_disconnected
+from draftwing_serve.streams import EventStream, unless_disconnected
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_CLOSED = 499  # nobody reads it; it is for the log and the metrics
 
 
 def make_app(core: GatewayCore) -> FastAPI:
@@ -41,7 +40,6 @@ def make_app(core: GatewayCore) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_exception)
     app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(ClientGone, _client_gone)
     app.add_middleware(Guard, core=core)
     return app
 
@@ -133,8 +131,7 @@ async def _generate(core: GatewayCore, request: Request, read: Callable[[bytes],
     except BaseException:
         await emissions.aclose()
         raise
-    stream = _events(run, job, answer, first, emissions)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers | {"cache-control": "no-cache"})
+    return EventStream(_events(run, job, answer, first, emissions), headers)
 
 
 async def _whole(run: Run, answer: Answer) -> dict[str, Any]:
@@ -219,7 +216,3 @@ async def _validation_exception(request: Request, error: Exception) -> Response:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
-
-
-async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)

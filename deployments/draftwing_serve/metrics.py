@@ -180,9 +180,13 @@ class EngineTotals(Collector):
     def _gauges(self) -> Iterator[Metric]:
         live = self._live.values()
         yield GaugeMetricFamily("draftwing_replicas", "Engines connected.", value=len(live))
-        yield GaugeMetricFamily("draftwing_requests_running", "Choices in engine steps.", value=sum(s.running for s in live))
+        yield GaugeMetricFamily(
+            "draftwing_requests_running", "Choices in engine steps.", value=sum(s.running for s in live)
+        )
         yield GaugeMetricFamily("draftwing_requests_waiting", "Choices queued.", value=sum(s.waiting for s in live))
-        use = GaugeMetricFamily("draftwing_kv_cache_use_ratio", "Share of KV blocks in use, 0 to 1.", labels=["replica"])
+        use = GaugeMetricFamily(
+            "draftwing_kv_cache_use_ratio", "Share of KV blocks in use, 0 to 1.", labels=["replica"]
+        )
         for index, stats in enumerate(live):
             use.add_metric([str(index)], stats.kv_use)
         yield use
@@ -196,5 +200,9 @@ def _add(total: EngineCounters, more: EngineCounters) -> None:
             own.extend([0] * (len(value) - len(own)))
             for index, count in enumerate(value):
                 own[index] += count
+        elif isinstance(value, dict):
+            own = getattr(total, name)
+            for key, count in value.items():
+                own[key] = own.get(key, 0) + count
         else:
             setattr(total, name, getattr(total, name) + value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -42,6 +43,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+@cache
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """A route's request body as the model describes it."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

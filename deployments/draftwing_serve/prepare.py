@@ -6,6 +6,7 @@ All of it is synchronous and may take long for a long prompt, so the gateway run
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -87,11 +88,12 @@ class Preparer:
         self._check_model(request.model)
         if len(request.prompt) > self.limits.prompts:
             raise RequestError(
-                f"prompt holds {len(request.prompt)} prompts; at most {self.limits.prompts} are accepted", param="prompt"
+                f"prompt holds {len(request.prompt)} prompts; at most {self.limits.prompts} are accepted",
+                param="prompt",
             )
         if request.echo and request.logprobs is not None:
             raise unsupported("echo", True, "echo without logprobs (log-probabilities of the prompt are not available)")
-        params = self._params(request, request.max_tokens, request.logprobs)
+        params = self._params(request, request.logprobs, {})
         prompts = [self._prompt_ids(prompt) for prompt in request.prompt]
         default = DEFAULT_COMPLETION_TOKENS
         job = self._job(request, ignored, params, prompts, default=default, param="prompt")
@@ -105,10 +107,11 @@ class Preparer:
         ignored = refuse_unsupported(request.unknown, chat=True)
         self._check_model(request.model)
         logprobs = _chat_logprobs(request)
-        max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
-        if max_tokens is None:
-            max_tokens, name = request.max_tokens, "max_tokens"
-        params = self._params(request, max_tokens, logprobs, max_tokens_name=name)
+        names = {"logprobs": "top_logprobs"}
+        if request.max_completion_tokens is not None:
+            request.max_tokens = request.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        params = self._params(request, logprobs, names)
         prompt, unknown = self._chat_ids(request.messages)
         job = self._job(request, ignored + unknown, params, [prompt], default=None, param="messages")
         job.chat = True
@@ -145,10 +148,11 @@ class Preparer:
             raise RequestError("this model has no tokenizer: send token ids, and no stop strings", param=param)
         return self.tokenizer
 
-    def _params(
-        self, request: GenerationRequest, max_tokens: int | None, logprobs: int | None, max_tokens_name: str = "max_tokens"
-    ) -> SamplingParams:
-        """Checked parameters; max_tokens is 1 where none was given, until the prompt's length is known."""
+    def _params(self, request: GenerationRequest, logprobs: int | None, names: Mapping[str, str]) -> SamplingParams:
+        """Checked parameters; max_tokens is provisional where none was given, until the prompt's length is known.
+
+        names: what the client calls a parameter, where that differs.
+        """
         if request.stop:
             self._tokens("stop")
         given = {
@@ -161,7 +165,7 @@ class Preparer:
         }  # fmt: skip
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         params = SamplingParams(
-            max_tokens=max(1, request.min_tokens or 1) if max_tokens is None else max_tokens,
+            max_tokens=max(1, request.min_tokens or 1) if request.max_tokens is None else request.max_tokens,
             logit_bias=request.logit_bias,
             seed=seed + 2**64 if -(2**63) <= seed < 0 else seed,
             stop=request.stop,
@@ -173,11 +177,9 @@ class Preparer:
         try:
             check_params(params, self.facts.vocab_size, self.limits)
         except RequestError as error:
-            if error.param == "max_tokens" and max_tokens_name != "max_tokens":
-                raise RequestError(
-                    str(error).replace("max_tokens", max_tokens_name), param=max_tokens_name, code=error.code
-                ) from None
-            raise
+            name = error.param or ""
+            theirs = names.get(name, name)
+            raise RequestError(str(error).replace(name, theirs, 1), param=theirs, code=error.code) from None
         n = request.n
         if n is not None and not 1 <= n <= self.limits.n:
             raise RequestError(f"n = {n} is out of range; accepted: 1 to {self.limits.n}", param="n")
@@ -198,8 +200,6 @@ class Preparer:
         param: str,
     ) -> Job:
         asked = request.max_tokens
-        if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-            asked = request.max_completion_tokens
         options = request.stream_options
         if options is not None:
             if not request.stream:
@@ -260,7 +260,7 @@ class Preparer:
         return prompt if isinstance(prompt, str) else self._tokens("echo").decode(prompt)
 
     def _check_ids(self, ids: list[int], param: str) -> None:
-        if ids and not (0 <= min(ids) and max(ids) < self.facts.vocab_size):
+        if ids and not (min(ids) >= 0 and max(ids) < self.facts.vocab_size):
             worst = next(token for token in ids if not 0 <= token < self.facts.vocab_size)
             raise RequestError(
                 f"{param} holds the token id {worst}; accepted: 0 to {self.facts.vocab_size - 1}", param=param

@@ -78,7 +78,9 @@ def _read_content(value: object) -> str:
     texts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise PydanticCustomError("content", "every part must be an object of type 'text'; this model reads no other")
+            raise PydanticCustomError(
+                "content", "every part must be an object of type 'text'; this model reads no other"
+            )
         text = part.get("text")
         if not isinstance(text, str):
             raise PydanticCustomError("content", "a part of type 'text' must have its text as a string")

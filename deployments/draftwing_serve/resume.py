@@ -11,11 +11,14 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from draftwing.core import Emission, Request, SamplingParams
 from draftwing.parallel.client import ReplicaDied
 from draftwing_serve.engines import EnginePool
-from draftwing_serve.metrics import GatewayMetrics
+
+if TYPE_CHECKING:
+    from draftwing_serve.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 MOST_MOVES = 3  # a request that ends every replica it meets must not end them all
@@ -76,7 +79,9 @@ async def follow(
             # A failed step may be this request's doing: one more try shows.
             if moves > (1 if error.cause == "step_failed" else MOST_MOVES):
                 raise
-            logger.warning("choice %s goes on elsewhere after %d tokens: %s", request_id, len(state.generated_ids), error)
+            logger.warning(
+                "choice %s goes on elsewhere after %d tokens: %s", request_id, len(state.generated_ids), error
+            )
             metrics.resumed.inc()
         finally:
             pool.release(engine)
