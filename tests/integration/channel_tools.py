@@ -6,21 +6,24 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
 from draftwing.core import Emission, Request, SamplingParams
+from draftwing.parallel import wire
 from draftwing.parallel.channel import ChannelServer
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint
+from draftwing.parallel.messages import Message
 from draftwing.parallel.process import RankProcess
 from draftwing.parallel.server import RankServer
 from draftwing.testing.fake_engine import FakeEngine, FakeScript
 
+M = TypeVar("M", bound=Message)
 FACTORY = "draftwing.testing.fake_engine:build_fake_engine"
 
 
@@ -72,6 +75,16 @@ def echoed(prompt: str, count: int) -> str:
     return (prompt * count)[:count]
 
 
+def drive(main: Callable[[], Coroutine[Any, Any, None]], within_s: float = 30) -> None:
+    """Run a test's coroutine; a stream that never ends is a failure, not a hang."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(within_s):
+            await main()
+
+    asyncio.run(bounded())
+
+
 async def collect(client: EngineClient, request: Request) -> list[Emission]:
     return [emission async for emission in client.stream(request)]
 
@@ -101,3 +114,12 @@ def raw_dealer(endpoint: Endpoint, receive_queue: int = 1000) -> Iterator[zmq.So
         socket.curve_secretkey = endpoint.client_secret.encode()
         socket.connect(endpoint.address)
         yield socket
+
+
+def receive(dealer: zmq.Socket[bytes], kind: type[M], within_s: float = 10) -> M:
+    """The next message of a kind; others are skipped."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if isinstance(message := wire.decode(dealer.recv()), kind):
+            return message
+    raise AssertionError(f"no {kind.__name__} in {within_s} s")

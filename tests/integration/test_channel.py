@@ -22,7 +22,18 @@ from draftwing.parallel.channel import ChannelServer
 from draftwing.parallel.client import EngineClient, ReplicaDied
 from draftwing.parallel.endpoint import Endpoint, KeyPair
 from draftwing.parallel.messages import Beat, Events, Lost, Ping, Pong, Submit
-from tests.integration.channel_tools import client_of, collect, echo, echoed, raw_dealer, serving, text_from, until
+from tests.integration.channel_tools import (
+    client_of,
+    collect,
+    drive,
+    echo,
+    echoed,
+    raw_dealer,
+    receive,
+    serving,
+    text_from,
+    until,
+)
 
 
 def test_a_stream_brings_every_step_and_the_end() -> None:
@@ -36,7 +47,7 @@ def test_a_stream_brings_every_step_and_the_end() -> None:
         assert emissions[-1].summary is not None
         assert emissions[-1].summary.verifies == 3
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_many_streams_share_a_client() -> None:
@@ -47,7 +58,7 @@ def test_many_streams_share_a_client() -> None:
                 texts = await asyncio.gather(*(text_from(client, echo(p, p, 12)) for p in prompts))
         assert texts == [echoed(p, 12) for p in prompts]
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_all_of_a_step_is_one_message() -> None:
@@ -56,9 +67,7 @@ def test_all_of_a_step_is_one_message() -> None:
             dealer.send(wire.encode(Submit(echo(str(i), max_tokens=10))))
         sizes: list[int] = []
         while sum(sizes) < 80:
-            message = wire.decode(dealer.recv())
-            if isinstance(message, Events):
-                sizes.append(len(message.emissions))
+            sizes.append(len(receive(dealer, Events).emissions))
     assert max(sizes) == 8
     assert len(sizes) <= 20
 
@@ -74,7 +83,7 @@ def test_leaving_a_stream_early_cancels_it_within_a_step() -> None:
                 assert rank.engine.counters.generated_tokens <= 3
                 assert not rank.engine.busy
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_cancelling_the_task_cancels_the_request() -> None:
@@ -88,7 +97,7 @@ def test_cancelling_the_task_cancels_the_request() -> None:
                 assert task.cancelled()
                 await until(lambda: len(rank.engine.cancelled) == 1, 1)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_finished_stream_is_not_cancelled() -> None:
@@ -99,7 +108,7 @@ def test_a_finished_stream_is_not_cancelled() -> None:
                 await client.stats()
             assert rank.engine.cancelled == []
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_an_id_may_be_used_again_at_once() -> None:
@@ -112,7 +121,7 @@ def test_an_id_may_be_used_again_at_once() -> None:
                             break
                     assert await text_from(client, echo("same", "abc", 5)) == "abcab"
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_refusal_keeps_its_fields() -> None:
@@ -124,7 +133,7 @@ def test_a_refusal_keeps_its_fields() -> None:
                 assert (refused.value.param, refused.value.code) == ("max_tokens", "context_length_exceeded")
                 assert await text_from(client, echo(max_tokens=3)) == "abc"
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_overload_is_an_error_with_a_time_to_retry() -> None:
@@ -139,7 +148,7 @@ def test_overload_is_an_error_with_a_time_to_retry() -> None:
         assert refused[0].retry_after_s >= 1
         assert all(isinstance(r, (OverloadedError, list)) for r in results)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_fault_in_taking_a_request_costs_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +163,7 @@ def test_a_fault_in_taking_a_request_costs_that_request(monkeypatch: pytest.Monk
         assert "ZeroDivisionError" in str(results[0])
         assert results[1] == "abca"
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_two_clients_do_not_see_each_other() -> None:
@@ -167,7 +176,7 @@ def test_two_clients_do_not_see_each_other() -> None:
                 )
                 assert texts == [echoed("one", 30)] * 4 + [echoed("two", 30)] * 4
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_client_cannot_cancel_what_another_runs() -> None:
@@ -176,10 +185,8 @@ def test_a_client_cannot_cancel_what_another_runs() -> None:
         assert isinstance(wire.decode(one.recv()), Events | Beat)
         two.send(msgpack.packb([wire.PROTOCOL, 1, ["x"]]))
         two.send(msgpack.packb([wire.PROTOCOL, 1, ["0/x"]]))
-        finished = False
-        while not finished:
-            message = wire.decode(one.recv())
-            finished = isinstance(message, Events) and message.emissions[0].finish_reason == "length"
+        while receive(one, Events).emissions[0].finish_reason is None:
+            pass
         assert rank.engine.cancelled == []
 
 
@@ -193,7 +200,7 @@ def test_one_requests_error_ends_that_request_alone() -> None:
         assert (bad[-1].finish_reason, bad[-1].error) == ("error", "the logits of this request are not finite")
         assert good == "abcabcabc"
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_stats_tell_the_load() -> None:
@@ -212,7 +219,7 @@ def test_stats_tell_the_load() -> None:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_draining_refuses_new_requests_and_finishes_old_ones() -> None:
@@ -227,7 +234,7 @@ def test_draining_refuses_new_requests_and_finishes_old_ones() -> None:
                 assert (await client.stats()).state == "draining"
                 assert await old == echoed("abc", 40)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_shutdown_tells_every_stream() -> None:
@@ -244,7 +251,7 @@ def test_shutdown_tells_every_stream() -> None:
                 with pytest.raises(ReplicaDied):
                     await collect(one, echo())
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_closing_a_client_ends_its_streams_and_cancels_them() -> None:
@@ -257,7 +264,7 @@ def test_closing_a_client_ends_its_streams_and_cancels_them() -> None:
                 await task
             await until(lambda: len(rank.engine.cancelled) == 1, 1)
 
-    asyncio.run(main())
+    drive(main)
 
 
 CLIENT_PROGRAM = """
@@ -293,7 +300,7 @@ def test_a_killed_clients_requests_are_cancelled_within_a_second() -> None:
             await until(lambda: len(rank.engine.cancelled) == 6, 1)
             assert not rank.engine.busy
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_waiting_request_of_a_killed_client_is_cancelled_too() -> None:
@@ -312,7 +319,7 @@ def test_a_waiting_request_of_a_killed_client_is_cancelled_too() -> None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_slow_reader_is_dropped_and_told_and_nobody_waits() -> None:
@@ -323,14 +330,11 @@ def test_a_slow_reader_is_dropped_and_told_and_nobody_waits() -> None:
             async with client_of(rank.endpoint) as client:
                 assert len(await collect(client, echo("quick", max_tokens=30))) == 30
                 await until(lambda: len(rank.engine.cancelled) == 1, 5)
-            while not isinstance(message := wire.decode(dealer.recv()), Lost):
-                assert isinstance(message, Events | Beat)
-            assert message.cause == "slow_reader"
+            assert receive(dealer, Lost).cause == "slow_reader"
             dealer.send(wire.encode(Ping(7)))
-            while not isinstance(message := wire.decode(dealer.recv()), Pong):
-                assert isinstance(message, Beat)
+            assert receive(dealer, Pong).nonce == 7
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_garbage_from_a_client_is_counted_and_dropped() -> None:
@@ -342,14 +346,13 @@ def test_garbage_from_a_client_is_counted_and_dropped() -> None:
             dealer.send_multipart([wire.encode(Ping(1)), b"more"])
             dealer.send(wire.encode(Events([])))  # valid, but only ranks say it
             dealer.send(wire.encode(Ping(5)))
-            while not isinstance(message := wire.decode(dealer.recv()), Pong):
-                pass
-            assert message.nonce == 5
-            assert message.stats.bad_frames == len(frames) + 1
+            pong = receive(dealer, Pong)
+            assert pong.nonce == 5
+            assert pong.stats.bad_frames == len(frames) + 1
             async with client_of(rank.endpoint) as client:
                 assert await text_from(client, echo()) == "abca"
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_another_protocol_gets_an_answer_that_names_ours() -> None:
@@ -367,7 +370,7 @@ def test_a_client_of_another_protocol_is_told_so(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(SetupError, match="draftwing-rank/0"):
                 await EngineClient.connect(rank.endpoint, timeout_s=5)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_stranger_that_talks_no_zeromq_disturbs_nobody() -> None:
@@ -378,7 +381,7 @@ def test_a_stranger_that_talks_no_zeromq_disturbs_nobody() -> None:
                 assert await text_from(client, echo()) == "abca"
                 assert (await client.stats()).bad_frames == 0
 
-    asyncio.run(main())
+    drive(main)
 
 
 @pytest.mark.parametrize("wrong", ["server", "client"])
@@ -399,7 +402,7 @@ def test_a_wrong_key_is_refused(wrong: str) -> None:
             async with client_of(rank.endpoint) as client:
                 assert (await client.stats()).clients == 1
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_connection_without_keys_gets_nothing() -> None:
@@ -418,7 +421,7 @@ def test_nobody_listening_is_a_setup_error() -> None:
         with pytest.raises(SetupError, match="no rank answers"):
             await EngineClient.connect(channel.endpoint, timeout_s=0.5)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_port_in_use_and_a_bare_wildcard_are_setup_errors() -> None:

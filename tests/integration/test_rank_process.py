@@ -17,7 +17,7 @@ from draftwing.errors import ConfigError, DraftwingError, OverloadedError, Setup
 from draftwing.parallel.client import EngineClient, ReplicaDied
 from draftwing.parallel.process import RankProcess
 from draftwing.parallel.rank import RankPlace
-from tests.integration.channel_tools import FACTORY, client_of, collect, echo, fake_rank, text_from, until
+from tests.integration.channel_tools import FACTORY, client_of, collect, drive, echo, fake_rank, text_from, until
 
 START_S = 20
 
@@ -54,7 +54,7 @@ def test_a_rank_starts_reports_serves_and_stops() -> None:
         assert progress == ["loading the fake"]
         assert not running(process.pid)
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_loading_rank_answers_and_refuses() -> None:
@@ -73,7 +73,7 @@ def test_a_loading_rank_answers_and_refuses() -> None:
                 assert (await client.stats()).state == "ready"
                 assert await text_from(client, echo()) == "abca"
 
-    asyncio.run(main())
+    drive(main)
 
 
 @pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGABRT])
@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_every_stream_at_once(signal_sent: signal.Signals) ->
                 await client.stats()
             await client.close()
 
-    asyncio.run(main())
+    drive(main)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_rank_that_stops_answering_the_network_is_given_up() -> None:
                 os.kill(process.pid, signal.SIGCONT)
                 await client.close()
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_a_failed_step_ends_the_rank_and_says_why() -> None:
@@ -124,7 +124,27 @@ def test_a_failed_step_ends_the_rank_and_says_why() -> None:
             assert process.poll() == 1
             await client.close()
 
-    asyncio.run(main())
+    drive(main)
+
+
+def test_what_a_dying_rank_said_is_read_to_the_end() -> None:
+    async def main() -> None:
+        with fake_rank(fail_at_step=600) as process:
+            client = await ready(process)
+            received: list[str] = []
+
+            async def read() -> None:
+                async for emission in client.stream(echo(max_tokens=4000)):
+                    received.append(emission.text)
+                    if len(received) == 1:
+                        time.sleep(1)  # noqa: ASYNC251 - the event loop is busy while the rank sends and dies
+
+            with pytest.raises(ReplicaDied, match="planted failure"):
+                await read()
+            assert len(received) == 599
+            await client.close()
+
+    drive(main)
 
 
 def test_a_hanging_step_shows_as_no_answer_and_is_killed() -> None:
@@ -141,7 +161,7 @@ def test_a_hanging_step_shows_as_no_answer_and_is_killed() -> None:
                 await task
             await client.close()
 
-    asyncio.run(main())
+    drive(main)
 
 
 @pytest.mark.slow
@@ -154,7 +174,7 @@ def test_a_long_step_is_not_a_death() -> None:
             assert await text_from(client, echo(max_tokens=2)) == "ab"
             await client.close()
 
-    asyncio.run(main())
+    drive(main)
 
 
 def test_an_idle_rank_uses_no_cpu() -> None:
@@ -168,7 +188,7 @@ def test_an_idle_rank_uses_no_cpu() -> None:
             assert cpu_seconds(process.pid) - before <= 0.03
             await client.close()
 
-    asyncio.run(main())
+    drive(main)
 
 
 @pytest.mark.parametrize(
