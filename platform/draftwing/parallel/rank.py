@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from draftwing.errors import ConfigError, DraftwingError
+from draftwing.logs import configure_logging
 from draftwing.parallel.channel import ChannelServer
 from draftwing.parallel.server import EngineLike, RankServer, answering_while_loading
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("draftwing.parallel.rank")  # also when this file is run as __main__
 
 Progress = Callable[[str], None]
 Factory = Callable[[str, Progress], EngineLike]
@@ -131,7 +132,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _reporter(fd: int | None) -> Report:
     def report(state: dict[str, Any]) -> None:
-        log.info("%s", state.get("detail") or state["state"])
+        log.info("%s", state.get("detail") or state.get("error") or state["state"])
         if fd is not None:
             with suppress(BrokenPipeError):  # nobody listens any more
                 os.write(fd, (json.dumps(state) + "\n").encode())
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--report-fd", type=int, help="file descriptor for state lines")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {args.rank}: %(message)s")
+    configure_logging()
     report = _reporter(args.report_fd)
     signals = _Signals()
     if args.parent is not None:
