@@ -104,6 +104,13 @@ def test_masks_that_leave_nothing_fail_the_row() -> None:
     assert not choose(logits, verify_rows(batch)).finite[0]
 
 
+@pytest.mark.parametrize("width", [16, 8192])
+def test_equal_scores_go_to_the_lowest_id(width: int) -> None:
+    logits = torch.full((1, width), 1e9)  # where float32 has steps of 64, noise is lost
+    logits[0, :5] = 0
+    assert choose(logits, one_row(SamplingParams())).tokens[0] == 5
+
+
 def test_a_bias_that_leaves_one_token() -> None:
     bias = {token: -100.0 for token in range(64) if token != 17}
     for seed in range(20):
