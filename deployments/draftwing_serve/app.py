@@ -1,0 +1,129 @@
+"""The Serve application: a gateway that holds the clients' streams, and the target replica behind it.
+
+`build` is what `serve run draftwing_serve.app:build` and Serve's config files name; its arguments are our own config.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from draftwing.config import Config, require_model
+from draftwing.engine.hub import resolve_model
+from draftwing.engine.tokenizer import load_tokenizer
+from draftwing.logs import configure_logging
+from draftwing.parallel.client import EngineClient
+from draftwing.parallel.endpoint import Endpoint
+from draftwing_serve.engines import Advert, EnginePool
+from draftwing_serve.gateway import GatewayCore, GatewayOptions
+from draftwing_serve.http_api import make_app
+from draftwing_serve.prepare import ModelFacts, Preparer
+from draftwing_serve.rank_actor import DEFAULT_FACTORY
+from draftwing_serve.ray_edge import cluster_gpus, deployment
+from draftwing_serve.target import RANK_CPUS, TargetReplica
+
+APPLICATION = "draftwing"
+GATEWAY, TARGET = "gateway", "target"
+REPLICA_CPUS = 0.1
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+_DISCOVERY_S = 2.0
+
+
+class Gateway:
+    """Serve deployment class around a `GatewayCore`, whose application it builds when the target is known."""
+
+    def __init__(self, config: Config, target: DeploymentHandle[Any]) -> None:
+        configure_logging()
+        self._config = config
+        self._target = target
+        self._core: GatewayCore | None = None
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve calls this after the constructor, and calls the replica ready when it returns."""
+        config, target = self._config, self._target
+        folder = await asyncio.to_thread(resolve_model, config.model)
+        tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+        # Waits until a target replica is up: this application is ready when it can answer.
+        described = await target.describe.remote()
+        facts = ModelFacts(
+            name=config.model.served_name,
+            aliases=tuple(config.model.aliases),
+            context=described["context"],
+            vocab_size=described["vocab_size"],
+            digest=described["digest"],
+            created=int(time.time()),
+        )
+        options = GatewayOptions(
+            keys=tuple(key.get_secret_value() for key in config.server.keys or ()),
+            # Serve's own proxy writes the header; HAProxy in front doesn't.
+            echo_request_id=os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1",
+        )
+        pool = EnginePool(self._discover, EngineClient.connect)
+        self._core = GatewayCore(Preparer(facts, tokenizer, config.limits.request), pool, options)
+        await pool.refresh()
+        return make_app(self._core)
+
+    async def __del__(self) -> None:
+        if self._core is not None:
+            await self._core.close()
+
+    async def _discover(self) -> list[Advert]:
+        """The replicas that are up; none while they are being replaced."""
+        try:
+            async with asyncio.timeout(_DISCOVERY_S):
+                found = await self._target.broadcast("describe").results_async()
+        except (TimeoutError, ray.exceptions.RayError):
+            return []
+        return [Advert(Endpoint(**each["endpoint"]), each["digest"]) for each in found]
+
+
+def build(config: Config) -> serve.Application:
+    """The application of a config. ConfigError when it names no model."""
+    return build_with(config, factory=DEFAULT_FACTORY)
+
+
+def build_with(config: Config, *, factory: str) -> serve.Application:
+    """factory: `module:function` that makes the engine inside the rank (tests put a small one in)."""
+    require_model(config)
+    gpus = _gpus(config)
+    bundle = {"CPU": REPLICA_CPUS + RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    target = deployment(
+        TargetReplica,
+        name=TARGET,
+        num_replicas=config.server.replicas,
+        ray_actor_options={"num_cpus": REPLICA_CPUS},
+        placement_group_bundles=[bundle],
+        placement_group_strategy="PACK",
+        max_ongoing_requests=100,
+        max_constructor_retry_count=1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=20,
+    )
+    gateway = deployment(
+        serve.ingress()(Gateway),
+        name=GATEWAY,
+        ray_actor_options={"num_cpus": REPLICA_CPUS},
+        # The engine's queue is the bound, with an answer that says when to come back; this one must not come first.
+        max_ongoing_requests=2 * (config.limits.sequences + config.limits.queue) + 100,
+        max_constructor_retry_count=1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=20,
+    )
+    application: serve.Application = gateway.bind(config, target.bind(config, APPLICATION, factory, gpus))
+    return application
+
+
+def _gpus(config: Config) -> int:
+    """GPUs a rank takes: one if the config wants one, or takes what there is and the cluster has one."""
+    if config.model.device == "auto":
+        return 1 if cluster_gpus() >= 1 else 0
+    return 1 if config.model.device == "cuda" else 0

@@ -1,0 +1,110 @@
+"""A rank as a Ray actor: the engine and its channel in a thread of the actor's process.
+
+The actor's own loop stays free, so that it answers while a step runs. A step that raises ends the process, and whoever
+watches the actor sees it die (rule R3).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from draftwing.errors import DraftwingError
+from draftwing.logs import configure_logging
+from draftwing.parallel.channel import ChannelServer
+from draftwing.parallel.rank import Progress, run_rank
+from draftwing.parallel.server import EngineLike, RankServer
+
+logger = logging.getLogger(__name__)
+DEFAULT_FACTORY = "draftwing_serve.rank_actor:build"
+_STOP_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a gateway must know of a loaded engine. context: most tokens of prompt and output together."""
+
+    context: int
+    vocab_size: int
+
+
+EngineFactory = Callable[[str, Progress], tuple[EngineLike, EngineFacts]]
+
+
+def build(config_json: str, progress: Progress) -> tuple[EngineLike, EngineFacts]:
+    """The engine that a config names."""
+    from draftwing.config import Config
+    from draftwing.engine.build import build_engine
+
+    engine = build_engine(Config.model_validate_json(config_json), progress=progress)
+    return engine, EngineFacts(engine.admission.context, engine.admission.vocab_size)
+
+
+class RankActor:
+    """Plain class; `target` makes it an actor with threads, because `states` waits.
+
+    What happens is told as the state lines of `draftwing.parallel.rank`, with the engine's facts in `ready`.
+    """
+
+    def __init__(self, config_json: str, factory: str, host: str) -> None:
+        # Ray limits OpenMP to the actor's share of CPUs, which is made up; the engine has its own setting.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        configure_logging()
+        self._factory = factory
+        self._states: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._facts: EngineFacts | None = None
+        self._server: RankServer | None = None
+        self._thread = threading.Thread(target=self._run, args=(config_json, host), name="rank", daemon=True)
+        self._thread.start()
+
+    def states(self, seen: int, wait_s: float) -> list[dict[str, Any]]:
+        """The states after the first `seen`, waiting up to wait_s for one."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._states) > seen, wait_s)
+            return self._states[seen:]
+
+    def alive(self) -> bool:
+        """False once the engine's thread has ended. That the engine steps, its channel tells."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End after the present step."""
+        if self._server is not None:
+            self._server.request_stop()
+            self._thread.join(_STOP_WAIT_S)
+
+    def _run(self, config_json: str, host: str) -> None:
+        try:
+            channel = ChannelServer(host)
+            code = run_rank(config_json, channel, self._build, self._report, on_server=self._serve)
+        except DraftwingError as error:
+            self._report({"state": "failed", "error": str(error), "exit_code": error.exit_code})
+        except Exception as error:
+            logger.exception("the rank could not start")
+            self._report({"state": "failed", "error": f"{type(error).__name__}: {error}", "exit_code": 1})
+        else:
+            if code:
+                os._exit(code)
+
+    def _build(self, config_json: str, progress: Progress) -> EngineLike:
+        module, _, function = self._factory.partition(":")
+        factory = cast("EngineFactory", getattr(importlib.import_module(module), function))
+        engine, self._facts = factory(config_json, progress)
+        return engine
+
+    def _serve(self, server: RankServer) -> None:
+        self._server = server
+
+    def _report(self, state: dict[str, Any]) -> None:
+        if state["state"] == "ready" and self._facts is not None:
+            state = state | {"context": self._facts.context, "vocab_size": self._facts.vocab_size}
+        logger.info("%s", state.get("detail") or state.get("error") or state["state"])
+        with self._changed:
+            self._states.append(state)
+            self._changed.notify_all()
