@@ -50,7 +50,8 @@ class Gateway:
         """Serve calls this after the constructor, and calls the replica ready when it returns."""
         config, target = self._config, self._target
         folder = await asyncio.to_thread(resolve_model, config.model)
-        tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+        trust = config.model.trust_remote_code
+        tokenizer = await asyncio.to_thread(load_tokenizer, folder, trust_remote_code=trust)
         # Waits until a target replica is up: this application is ready when it can answer.
         described = await target.describe.remote()
         facts = ModelFacts(
