@@ -296,7 +296,8 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
         ),
         (
             "drafters:\n  - {method: ngram, placement: {replicas: 2}}",
-            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match, draft_per_match",
+            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match, "
+            "draft_per_match",
         ),
         ("sampling: greedy", "c.yaml:1: sampling is 'greedy'; expected 'invariant' or 'rejection'"),
     ],
