@@ -30,6 +30,7 @@ from draftwing.config_models import (
     ServerConfig,
 )
 from draftwing.config_yaml import MAX_BYTES, Keys, parse_yaml
+from draftwing.drafters.registry import check_drafter
 from draftwing.errors import ConfigError
 
 __all__ = [
@@ -201,10 +202,23 @@ class _Found:
 
     def resolve(self, file: Path | None) -> LoadedConfig:
         config = self._validated()
+        self._check_drafters()
         refuse(self._problems)
         assert config is not None
         origins = {key: self._sources.get(key, _DEFAULT).at(tuple(key.split("."))) for key in self._known}
         return LoadedConfig(config, origins, file)
+
+    def _check_drafters(self) -> None:
+        """Their options, which only the methods know."""
+        drafters = self._values.get("drafters")
+        for i, entry in enumerate(drafters if isinstance(drafters, list) else []):
+            try:
+                check_drafter(DrafterConfig.model_validate(entry), i)
+            except ValidationError:  # reported with the rest of the config
+                continue
+            except ConfigError as error:
+                place = self._sources["drafters"]
+                self._problems += [place.problem(("drafters", i), line) for line in str(error).splitlines()]
 
     def _validated(self) -> Config | None:
         try:

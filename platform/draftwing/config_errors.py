@@ -38,8 +38,11 @@ def closest(unknown: str, known: Sequence[str]) -> str | None:
     siblings = {name: key for key in known for place, _, name in [key.rpartition(".")] if place == section}
     if near := difflib.get_close_matches(word, siblings, n=1, cutoff=0.65):
         return siblings[near[0]]
-    elsewhere = [key for key in known if key.rpartition(".")[2] == word]
-    return next(iter(elsewhere or difflib.get_close_matches(unknown[:100], known, n=1, cutoff=0.7)), None)
+    if elsewhere := [key for key in known if key.rpartition(".")[2] == word]:
+        return elsewhere[0]
+    # Within a section that exists, the shared beginning would make any key look near.
+    anywhere = [] if section and siblings else difflib.get_close_matches(unknown[:100], known, n=1, cutoff=0.7)
+    return next(iter(anywhere), None)
 
 
 def unknown_key(keys: Keys, known: Sequence[str]) -> str:

@@ -98,13 +98,6 @@ class DrafterConfig(BaseModel):
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
-    @field_validator("method")
-    @classmethod
-    def _built(cls, method: str) -> str:
-        if method in PLANNED_METHODS:
-            raise ValueError(", which is not available in this version; expected 'ngram' or 'none'")
-        return method
-
 
 class TargetsConfig(Section):
     """Latency targets in milliseconds."""

@@ -43,15 +43,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (wheel,) = folder.glob("*.whl")
     environment = folder / "env"
     venv.create(environment, with_pip=False, symlinks=True)
-    (site,) = environment.glob("lib/python*/site-packages")
-    # A path file inside the borrowed folder is not followed, so the editable install there stays out of reach.
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     python = environment / "bin" / "python"
     subprocess.run(
         [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)],
         check=True,
         capture_output=True,
     )
+    # Borrow only now, or pip would find a draftwing there. The path file of an editable install is not followed.
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return Installed(wheel, environment)
 
 

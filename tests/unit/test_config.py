@@ -143,9 +143,8 @@ def test_the_request_limits_of_the_config_are_those_that_requests_are_checked_by
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
         "c.yaml:7: parallel.tensor is 8, and more than one rank is not available in this version; expected 1",
-        "c.yaml:9: drafters.0.method is 'eagle3', which is not available in this version; expected 'ngram' or 'none'",
-        "c.yaml:11: drafters.2.method is 'draft_model', which is not available in this version; "
-        "expected 'ngram' or 'none'",
+        "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
+        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., but this version runs one drafter, not 3; keep one",
         "c.yaml:12: policy.mode is 'adaptive', which is not available in this version; "
         'expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
         "c.yaml:12: policy.profile is 's3://bucket/profiles', and this setting is not available in this version; "
@@ -153,6 +152,9 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
+        "c.yaml:9: drafters.0.method is 'eagle3', which is not available in this version; expected one of ngram, none",
+        "c.yaml:11: drafters.2.method is 'draft_model', which is not available in this version; "
+        "expected one of ngram, none",
     ]
 
 
@@ -279,6 +281,22 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
         (
             "sampling: rejection",
             "c.yaml:1: sampling is 'rejection', which is not available in this version; expected 'invariant'",
+        ),
+        (
+            "drafters:\n  - {method: ngram, max_mach: 3}",
+            "c.yaml:2: drafters.0.max_mach is not a setting; did you mean drafters.0.max_match?",
+        ),
+        (
+            "drafters:\n  - {method: ngram, max_match: 1.5}",
+            "c.yaml:2: drafters.0.max_match is 1.5; expected a whole number (at least 1, at most 64)",
+        ),
+        (
+            "drafters:\n  - {method: ngarm}",
+            "c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of ngram, none",
+        ),
+        (
+            "drafters:\n  - {method: ngram, placement: {replicas: 2}}",
+            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match",
         ),
         ("sampling: greedy", "c.yaml:1: sampling is 'greedy'; expected 'invariant' or 'rejection'"),
     ],

@@ -23,11 +23,15 @@ _SHORTCUTS = (
     ("--device", "DEVICE", "model.device", "auto, cpu or cuda"),
     ("--cpu-threads", "N", "model.cpu_threads", "threads of one rank on a CPU"),
 )
+_PRECEDENCE = (
+    "The first source that has a value wins: a flag, a variable (DRAFTWING_MODEL__PATH for model.path), the file of "
+    "-c, else ./draftwing.yaml, else $XDG_CONFIG_HOME/draftwing/config.yaml, a default."
+)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags; `config_from_args` reads them. Their names start with `config_` in the parsed arguments."""
-    group = parser.add_argument_group("config", "what no flag sets comes from the environment, the file, or a default")
+    group = parser.add_argument_group("config", _PRECEDENCE)
     group.add_argument("-c", "--config", dest="config_file", metavar="FILE", type=Path, help="YAML config file")
     for flag, metavar, key, text in _SHORTCUTS:
         group.add_argument(flag, dest=f"config_{key}", metavar=metavar, help=f"{text} ({key})")

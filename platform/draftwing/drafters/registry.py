@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from draftwing.config_errors import explain, refuse
 from draftwing.config_models import PLANNED_METHODS, DrafterConfig
-from draftwing.drafters.base import Drafter, DrafterMethod
+from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions
 from draftwing.errors import ConfigError
 
 GROUP = "draftwing.drafters"
@@ -30,13 +30,18 @@ def make_drafter(config: DrafterConfig, index: int = 0) -> Drafter:
 
     index: the entry's place in `drafters`, for messages.
     """
+    method, options = check_drafter(config, index)
+    return method.make(options)
+
+
+def check_drafter(config: DrafterConfig, index: int = 0) -> tuple[DrafterMethod[Any], DrafterOptions]:
+    """A drafter's method and options, checked. ConfigError as `make_drafter`."""
     method = find_method(config.method, f"drafters.{index}.method")
     try:
-        options = method.options.model_validate(config.options)
+        return method, method.options.model_validate(config.options)
     except ValidationError as error:
         refuse([line for _, line in explain(error, method.options, ("drafters", index))])
         raise
-    return method.make(options)
 
 
 def find_method(name: str, key: str = "method") -> DrafterMethod[Any]:

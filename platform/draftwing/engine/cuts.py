@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftwing.engine.processors import SampleRows
-from draftwing.engine.selection import LOWEST, Entries, Peaks, padded, sort_descending
+from draftwing.engine.selection import LOWEST, Peaks, nonzero, padded, sort_descending
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,17 @@ class Cut:
     value: torch.Tensor
     last_id: torch.Tensor
 
-    def keeps(self, entries: Entries) -> torch.Tensor:
-        value, last = self.value[entries.rows], self.last_id[entries.rows]
-        return (entries.values > value) | ((entries.values == value) & (entries.ids <= last))
+    def keeps(self, ids: torch.Tensor, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Which are kept of ids and values, [E] of these rows, or [R, C]."""
+        value, last = (
+            (self.value[:, None], self.last_id[:, None]) if rows is None else (self.value[rows], self.last_id[rows])
+        )
+        return (values > value) | ((values == value) & (ids <= last))
 
     def apply(self, values: torch.Tensor) -> torch.Tensor:
         """Values [R, V] with -inf in place of what is not kept."""
         ids = torch.arange(values.shape[1], device=values.device)
-        value, last = self.value[:, None], self.last_id[:, None]
-        return values.masked_fill((values < value) | ((values == value) & (ids > last)), -torch.inf)
+        return values.masked_fill(~self.keeps(ids, values), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,9 @@ def _floors(peaks: Peaks, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
     few = limits.top_k < peaks.width
     if few.any():
         floors = torch.where(few, torch.maximum(floors, peaks.floor(limits.top_k)), floors)
-    alone = torch.nonzero((limits.top_p < 1) & ~few & (limits.min_p == 0)).flatten()
-    if len(alone):
-        mass = peaks.mass(alone)
+    alone = (limits.top_p < 1) & ~few & (limits.min_p == 0)
+    if alone.any():
+        mass = (peaks if alone.all() else peaks.take(nonzero(alone))).mass()
         total[alone] = mass
         # All entries below this floor together weigh at most 1 - top_p of the total.
         share = ((1 - limits.top_p[alone]) / peaks.width) * mass

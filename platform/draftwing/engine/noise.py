@@ -20,9 +20,12 @@ so the last argument walks the splitmix64 stream that starts at the mix of those
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 import torch
+
+from draftwing.core import IntArray
 
 MAX_GUMBEL: Final = 17.33  # -log(-log(1 - 2**-25)) = 17.3287, the largest g
 
@@ -30,50 +33,62 @@ _WORD: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
+_CACHED: Final = 1 << 14  # words hashed at once on a CPU, so that they stay in its cache
+
+Words = TypeVar("Words", torch.Tensor, IntArray)
 
 
 def _signed(value: int) -> int:
-    """The signed int64 with the same 64 bits; torch has no unsigned arithmetic."""
+    """The signed int64 with the same 64 bits: torch has no unsigned arithmetic."""
     value &= _WORD
     return value - (1 << 64) if value >> 63 else value
 
 
-def _finish(z: torch.Tensor) -> torch.Tensor:
-    """fin(z), in place."""
-    # torch shifts int64 arithmetically: the mask clears the copies of the sign bit.
-    z ^= (z >> 30).bitwise_and_(_WORD >> 30)
+def _scramble(z: Words) -> Words:
+    """fin(z) but for its last step, in place."""
+    # int64 shifts arithmetically: the mask clears the copies of the sign bit.
+    z ^= (z >> 30) & (_WORD >> 30)
     z *= _signed(_FIRST)
-    z ^= (z >> 27).bitwise_and_(_WORD >> 27)
+    z ^= (z >> 27) & (_WORD >> 27)
     z *= _signed(_SECOND)
-    z ^= (z >> 31).bitwise_and_(_WORD >> 31)
     return z
 
 
-def _fold(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return _finish((value + 1).mul_(_signed(_GOLDEN)) + state)
+def _finish(z: Words) -> Words:
+    """fin(z), in place."""
+    z = _scramble(z)
+    z ^= (z >> 31) & (_WORD >> 31)
+    return z
 
 
-def mix64(first: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-    """Hash of int64 tensors that broadcast together -> int64."""
+def _step(state: Words, value: Words) -> Words:
+    words = value + 1
+    words *= _signed(_GOLDEN)
+    return words + state
+
+
+def mix64(first: Words, *rest: Words) -> Words:
+    """Hash of int64 tensors or arrays (not numpy scalars) that broadcast together -> int64."""
     state = _finish(first + _signed(_GOLDEN))
     for value in rest:
-        state = _fold(state, value)
+        state = _finish(_step(state, value))
     return state
 
 
 def request_key(seed: int, choice: int) -> int:
     """mix64(seed, choice) as a signed int64. seed: any 64-bit integer, signed or unsigned."""
-    return int(mix64(torch.tensor([_signed(seed)]), torch.tensor([choice])).item())
+    return int(mix64(np.array([_signed(seed)]), np.array([choice]))[0])
 
 
-def streams(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def streams(keys: Words, positions: Words) -> Words:
     """The state all tokens of one (key, position) share: keys [M], positions [M] int64 -> [M] int64."""
     return mix64(keys, positions)
 
 
 def draws(stream: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The 24 random bits behind g, as int64 below 2**24. stream and tokens broadcast."""
-    return (_fold(stream, tokens) >> 40).bitwise_and_(_WORD >> 40)
+    # The last step of fin changes the low 33 bits alone.
+    return (_scramble(_step(stream, tokens)) >> 40).bitwise_and_(_WORD >> 40)
 
 
 def gumbel_of(draw: torch.Tensor) -> torch.Tensor:
@@ -82,7 +97,7 @@ def gumbel_of(draw: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_bound(draw: torch.Tensor) -> torch.Tensor:
-    """A cheap upper bound of g in float32: -log(1 - u), because -log u >= 1 - u."""
+    """A cheap upper bound of g in float32, short of it by rounding at most: -log(1 - u), because -log u >= 1 - u."""
     return (draw - (1 << 24)).neg_().float().sub_(0.5).log_().neg_().add_(24 * math.log(2))
 
 
@@ -90,3 +105,40 @@ def gumbel(keys: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) ->
     """Noise of tokens: keys [M], positions [M], tokens [M] or [M, T], all int64 -> float32 shaped as tokens."""
     stream = streams(keys, positions)
     return gumbel_of(draws(stream if tokens.ndim == stream.ndim else stream[:, None], tokens))
+
+
+def least_draw(noise: torch.Tensor) -> torch.Tensor:
+    """A draw, at most the smallest, whose g reaches `noise` (float32 or 64) -> int64 below 2**24."""
+    u = noise.double().neg().exp_().neg_().exp_()
+    return (u * (1 << 24) - 1.5).floor_().clamp_(0, (1 << 24) - 1).long()
+
+
+def reaching(
+    stream: torch.Tensor, first: torch.Tensor, least: torch.Tensor, places: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Those of `places` whose token draws at least as much as asked, in order.
+
+    K runs of `size` tokens (a power of two): run k holds the tokens from first[k] on, draws from stream[k] and asks
+    for least[k]. A place is run * size + index inside the run. All int64. This is the only function that hashes much,
+    so it does little else: no logarithm, and an addition for the token.
+    """
+    start = _step(stream, first)
+    steps = torch.arange(size, device=stream.device) * _signed(_GOLDEN)
+    # Draws are the top bits of unsigned words; with the sign bit flipped, signed words compare alike.
+    floor = (least - (1 << 23)) << 40
+    if stream.device.type != "cpu":
+        return _reaching(start, steps, floor, places)
+    arrays = start.numpy(), steps.numpy(), floor.numpy()
+    parts = [_reaching(*arrays, places[i : i + _CACHED].numpy()) for i in range(0, len(places), _CACHED)]
+    return torch.from_numpy(np.concatenate(parts)) if parts else places
+
+
+def _reaching(start: Words, steps: Words, floor: Words, places: Words) -> Words:
+    size = len(steps)
+    run = places >> (size.bit_length() - 1)
+    words = start[run]
+    words += steps[places & (size - 1)]
+    words = _scramble(words)
+    words ^= _signed(1 << 63)
+    passed: Words = places[words >= floor[run]]
+    return passed

@@ -117,23 +117,29 @@ class SampleRows:
         return np.array([getattr(s.params, name) for s in self.sequences], dtype=dtype)[self.seq_of_row]
 
 
-def process(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-    """Logits [M, V] after bias, masks, penalties and temperature, float32 [M, V]; the cuts are not in it.
-
-    Rows of temperature 0 are not divided. `logits` stays as it is.
-    """
-    temperatures = rows.parameter("temperature")
-    divisors = torch.from_numpy(np.where(temperatures == 0, 1, temperatures)).to(logits.device)[:, None]
-    live = np.unique(rows.seq_of_row)
-    edits = any(_edited(rows.sequences[i]) for i in live)
-    if not edits:
-        # A tensor divides, on every device; a scalar would be multiplied as its reciprocal on some.
-        return logits.float() / divisors
+def edit(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+    """Logits [M, V] after bias, masks and penalties: a float32 copy, or `logits` itself where no row asks for any."""
+    if not any(_edited(rows.sequences[i]) for i in np.unique(rows.seq_of_row)):
+        return logits
     values = logits.to(torch.float32, copy=True)
     _add_bias(values, rows)
     _mask_ends(values, rows)
     _penalise(values, rows)
-    return values.div_(divisors)
+    return values
+
+
+def divisors(rows: SampleRows, like: torch.Tensor) -> torch.Tensor | None:
+    """What each row's logits are divided by [M]: its temperature, 1 for temperature 0. None: all are 1."""
+    temperatures = rows.parameter("temperature")
+    temperatures[temperatures == 0] = 1
+    return None if (temperatures == 1).all() else to_device(temperatures, like)
+
+
+def process(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+    """Logits [M, V] after bias, masks, penalties and temperature, float32 [M, V]; the cuts are not in it."""
+    values, divisor = edit(logits, rows).float(), divisors(rows, logits)
+    # A tensor divides, on every device; a number would be multiplied as its reciprocal on some.
+    return values if divisor is None else values / divisor[:, None]
 
 
 def _penalised(params: SamplingParams) -> bool:
@@ -148,8 +154,8 @@ def _add_bias(values: torch.Tensor, rows: SampleRows) -> None:
     index, ids = _spread([s.bias_ids for s in rows.sequences], rows.seq_of_row)
     if len(index):
         biases = _spread([s.bias_values for s in rows.sequences], rows.seq_of_row)[1]
-        where = _to(values, index), _to(values, ids)
-        values[where] = values[where] + _to(values, biases)
+        where = to_device(index, values), to_device(ids, values)
+        values[where] = values[where] + to_device(biases, values)
 
 
 def _mask_ends(values: torch.Tensor, rows: SampleRows) -> None:
@@ -158,7 +164,7 @@ def _mask_ends(values: torch.Tensor, rows: SampleRows) -> None:
     index, ids = _spread([s.end_ids for s in rows.sequences], rows.seq_of_row[early])
     known = ids < values.shape[1]
     if known.any():
-        values[_to(values, early[index[known]]), _to(values, ids[known])] = -torch.inf
+        values[to_device(early[index[known]], values), to_device(ids[known], values)] = -torch.inf
 
 
 def _penalise(values: torch.Tensor, rows: SampleRows) -> None:
@@ -173,14 +179,14 @@ def _penalise(values: torch.Tensor, rows: SampleRows) -> None:
     if not len(keys):
         return
     index, ids = np.divmod(keys, width)
-    where = _to(values, index), _to(values, ids)
+    where = to_device(index, values), to_device(ids, values)
     repetition, frequency, presence = (
-        _to(values, rows.parameter(f"{name}_penalty")[index]) for name in ("repetition", "frequency", "presence")
+        to_device(rows.parameter(f"{name}_penalty")[index], values) for name in ("repetition", "frequency", "presence")
     )
     seen = values[where]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    seen -= frequency * _to(values, counts)
-    seen -= presence * _to(values, counts > 0)
+    seen -= frequency * to_device(counts, values)
+    seen -= presence * to_device(counts > 0, values)
     values[where] = seen
 
 
@@ -207,5 +213,6 @@ def _spread(parts: Sequence[npt.NDArray[Number]], owner: IntArray) -> tuple[IntA
     return rows, np.concatenate(parts)[inside + starts[owner][rows]]
 
 
-def _to(like: torch.Tensor, array: npt.NDArray[Any]) -> torch.Tensor:
+def to_device(array: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
+    """The array where `like` is."""
     return torch.from_numpy(array).to(like.device)

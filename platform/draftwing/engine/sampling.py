@@ -1,6 +1,6 @@
 """The target's own token at every row of a verify, in batched operations: rule R1 of the design.
 
-The next token of a row is the highest of (processed logit + noise) among the entries its cuts keep, ties to the lowest
+The next token of a row is the highest of processed logit + noise among the entries its cuts keep, ties to the lowest
 id; at temperature 0 the highest processed logit. The noise of a whole row is never drawn: see `_noisy_best`.
 
 M rows, R rows of one chunk, V vocabulary.
@@ -8,6 +8,7 @@ M rows, R rows of one chunk, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,12 @@ import torch
 
 from draftwing.core import IntArray
 from draftwing.engine.cuts import Cut, find_cut
-from draftwing.engine.noise import MAX_GUMBEL, draws, gumbel_bound, gumbel_of, streams
-from draftwing.engine.processors import SampleRows, process
-from draftwing.engine.selection import Entries, Peaks, best_of, nonzero
+from draftwing.engine.noise import MAX_GUMBEL, draws, gumbel_of, least_draw, reaching, streams
+from draftwing.engine.processors import SampleRows, divisors, edit, process, to_device
+from draftwing.engine.selection import Peaks, best_of, nonzero
 
-_CHUNK = 1 << 22  # logits processed at once; bounds memory
+_CHUNK = 1 << 26  # logits processed at once; bounds memory
+_CPU_CHUNK = 1 << 20  # fewer, so that they stay in a cache
 _HEAD = 32
 
 
@@ -39,19 +41,11 @@ def choose(logits: torch.Tensor, rows: SampleRows) -> Choice:
     """The target's token at each row: logits [M, V], float32 or bf16."""
     tokens = np.zeros(len(rows), dtype=np.int64)
     finite = np.zeros(len(rows), dtype=np.bool_)
-    plain = np.array([s.params.plain_greedy for s in rows.sequences], dtype=np.bool_)[rows.seq_of_row]
-    greedy = np.flatnonzero(plain)
-    if len(greedy):
-        peaks = Peaks.of(logits if len(greedy) == len(rows) else _take(logits, greedy))
-        tokens[greedy] = peaks.argmax().cpu().numpy()
-        finite[greedy] = peaks.maximum.isfinite().cpu().numpy()
-    others = np.flatnonzero(~plain)
-    size = max(1, _CHUNK // logits.shape[1])
-    for start in range(0, len(others), size):
-        chunk = others[start : start + size]
-        picked = rows.take(chunk)
-        chosen = _choose_processed(process(_take(logits, chunk), picked), picked)
-        tokens[chunk], finite[chunk] = chosen.tokens, chosen.finite
+    for picked in _alike(rows, logits):
+        some = rows if len(picked) == len(rows) else rows.take(picked)
+        values = _take(logits, picked)
+        chosen = _argmax(values, some) if some.parameter("temperature")[0] == 0 else _sample(values, some)
+        tokens[picked], finite[picked] = chosen.tokens, chosen.finite
     return Choice(tokens, finite)
 
 
@@ -61,61 +55,66 @@ def probabilities(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     peaks = Peaks.of(values)
     cut = find_cut(peaks, rows)
     probs = (values if cut is None else cut.apply(values)).softmax(-1)
-    greedy = torch.from_numpy(rows.parameter("temperature") == 0).to(values.device) & peaks.maximum.isfinite()
+    greedy = to_device(rows.parameter("temperature") == 0, values) & peaks.maximum.isfinite()
     probs[greedy] = torch.nn.functional.one_hot(peaks.argmax()[greedy], values.shape[1]).float()
     return probs
+
+
+def _alike(rows: SampleRows, logits: torch.Tensor) -> Iterator[IntArray]:
+    """Rows that are chosen together: the plainly greedy ones, the other greedy ones, those with noise."""
+    plain = np.array([s.params.plain_greedy for s in rows.sequences], dtype=np.bool_)[rows.seq_of_row]
+    noisy = rows.parameter("temperature") > 0
+    if plain.any():
+        yield np.flatnonzero(plain)
+    size = max(1, (_CPU_CHUNK if logits.device.type == "cpu" else _CHUNK) // logits.shape[1])
+    for kind in (~plain & ~noisy, noisy):
+        members = np.flatnonzero(kind)
+        for start in range(0, len(members), size):
+            yield members[start : start + size]
 
 
 def _take(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
     if rows[-1] - rows[0] == len(rows) - 1:
         return logits[int(rows[0]) : int(rows[-1]) + 1]
-    return logits[torch.from_numpy(rows).to(logits.device)]
+    return logits[to_device(rows, logits)]
 
 
-def _choose_processed(values: torch.Tensor, rows: SampleRows) -> Choice:
-    """As choose, from processed logits [R, V] before the cuts."""
-    peaks = Peaks.of(values)
+def _argmax(logits: torch.Tensor, rows: SampleRows) -> Choice:
+    peaks = Peaks.of(edit(logits, rows))
+    return Choice(peaks.argmax().cpu().numpy(), peaks.maximum.isfinite().cpu().numpy())
+
+
+def _sample(logits: torch.Tensor, rows: SampleRows) -> Choice:
+    peaks = Peaks.of(edit(logits, rows), divisors(rows, logits))
     finite = peaks.maximum.isfinite().cpu().numpy()
-    sampled = finite & (rows.parameter("temperature") > 0)
     tokens = np.zeros(len(rows), dtype=np.int64)
-    if not sampled.all():
-        tokens[:] = peaks.argmax().cpu().numpy()
-    if sampled.any():
-        picked = np.flatnonzero(sampled)
-        if len(picked) < len(rows):
-            peaks, rows = peaks.take(torch.from_numpy(picked).to(values.device)), rows.take(picked)
-        tokens[picked] = _noisy_best(peaks, rows, find_cut(peaks, rows)).cpu().numpy()
+    good = np.flatnonzero(finite)
+    if len(good):
+        if len(good) < len(rows):
+            peaks, rows = peaks.take(to_device(good, logits)), rows.take(good)
+        tokens[good] = _noisy_best(peaks, rows, find_cut(peaks, rows)).cpu().numpy()
     return Choice(tokens, finite)
 
 
 def _noisy_best(peaks: Peaks, rows: SampleRows, cut: Cut | None) -> torch.Tensor:
     """Token [R] with the highest value + noise among the kept entries, exactly, from little noise.
 
-    The best noisy score b of the highest entries bounds the rest: an entry below b - MAX_GUMBEL can't win whatever its
-    noise. Of those above, the cheap bound of `gumbel_bound` rules out nearly all before a logarithm in float64.
+    The best noisy score b of some high entries bounds the rest: an entry below b - MAX_GUMBEL can't win whatever its
+    noise, and of the others only those count whose raw draw could lift the maximum of their block to b.
     """
-    device, count = peaks.maximum.device, len(rows)
     keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
-    stream = streams(torch.from_numpy(keys).to(device), torch.from_numpy(rows.positions).to(device))
-
-    def kept(entries: Entries) -> Entries:
-        return entries if cut is None else entries.take(nonzero(cut.keeps(entries)))
-
-    head_floor = peaks.floor(torch.full((count,), min(_HEAD, peaks.maxima.shape[1]), device=device))
-    head = kept(peaks.above(head_floor))
-    scores = head.values + gumbel_of(draws(stream[head.rows], head.ids))
-    best, winner = best_of(head, scores, count)
+    stream = to_device(streams(keys, rows.positions), peaks.maximum)
+    ids, values = peaks.tops(_HEAD)
+    if cut is not None:
+        values = values.masked_fill(~cut.keeps(ids, values), -torch.inf)
+    best = (values + gumbel_of(draws(stream[:, None], ids))).amax(-1)
 
     # Room for the rounding of value + noise in float32, which grows with the value.
-    slack = (best.abs() + 2 * MAX_GUMBEL) * 1e-6
-    tail_floor = best - MAX_GUMBEL - slack
+    reach = best - (best.abs() + 2 * MAX_GUMBEL) * 1e-6
+    blocks, inside = peaks.search(reach - MAX_GUMBEL if cut is None else torch.maximum(reach - MAX_GUMBEL, cut.value))
+    row, block = blocks // peaks.maxima.shape[1], blocks % peaks.maxima.shape[1]
+    least = least_draw(reach[row] - peaks.maxima.flatten()[blocks])
+    found = peaks.entries(blocks, reaching(stream[row], block * peaks.size, least, inside, peaks.size))
     if cut is not None:
-        tail_floor = torch.maximum(tail_floor, cut.value)
-    deeper = tail_floor < head_floor
-    if not deeper.any():
-        return winner
-    tail = kept(peaks.above(tail_floor.masked_fill(~deeper, torch.inf)))
-    draw = draws(stream[tail.rows], tail.ids)
-    possible = nonzero(tail.values + gumbel_bound(draw) + (slack + 1e-3)[tail.rows] >= best[tail.rows])
-    tail = tail.take(possible)
-    return torch.where(deeper, best_of(tail, tail.values + gumbel_of(draw[possible]), count)[1], winner)
+        found = found.take(nonzero(cut.keeps(found.ids, found.values, found.rows)))
+    return best_of(found, found.values + gumbel_of(draws(stream[found.rows], found.ids)), len(rows))

@@ -1,7 +1,7 @@
 """The largest entries of wide rows, exactly and without a sort of the row.
 
-Order everywhere: value descending, then id ascending. R rows, V vocabulary, C candidates of the longest row.
-On a CPU three torch primitives are many times slower than numpy's on the same memory; they are named here once.
+Order everywhere: value descending, then id ascending. R rows, V vocabulary, P blocks of a row, E entries.
+On a CPU some torch primitives are many times slower than numpy's on the same memory; here are the few that matter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-_BLOCK = 256  # entries whose maximum is kept; narrow rows use blocks of one
 LOWEST = torch.finfo(torch.float32).min
+_BLOCK = 256  # entries whose maximum is kept, at most: a power of two
+_NARROW = 4096  # rows up to this width have blocks of one entry
+_CACHED = 1 << 15  # entries searched at once on a CPU, so that they stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,116 @@ class Entries:
         return Entries(self.rows[which], self.ids[which], self.values[which])
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Rows of raw / divisor with the maximum of each block of entries, so that a search skips the blocks below.
+
+    raw [R, P, size]: numerators, -inf beyond V; divisors [R] or None: 1. The quotient is taken where it is looked at,
+    which is rarely. maxima [R, P] and maximum [R] are of the quotient, float32. width: V.
+    """
+
+    raw: torch.Tensor
+    divisors: torch.Tensor | None
+    maxima: torch.Tensor
+    maximum: torch.Tensor
+    width: int
+
+    @classmethod
+    def of(cls, raw: torch.Tensor, divisors: torch.Tensor | None = None) -> Peaks:
+        """raw [R, V], float32 or bf16."""
+        rows, width = raw.shape
+        size = _block_size(width)
+        if width % size:
+            raw = torch.nn.functional.pad(raw, (0, size - width % size), value=-torch.inf)
+        raw = raw.reshape(rows, -1, size)
+        maxima = (raw.amax(-1) if size > 1 else raw[..., 0]).float()
+        if divisors is not None:
+            maxima = maxima / divisors[:, None]
+        return cls(raw, divisors, maxima, maxima.amax(-1), width)
+
+    @property
+    def size(self) -> int:
+        """Entries of a block."""
+        return self.raw.shape[-1]
+
+    def take(self, rows: torch.Tensor) -> Peaks:
+        divisors = None if self.divisors is None else self.divisors[rows]
+        return Peaks(self.raw[rows], divisors, self.maxima[rows], self.maximum[rows], self.width)
+
+    def argmax(self) -> torch.Tensor:
+        """Lowest id of each row's largest value [R]. NaN counts as largest."""
+        block = self.maxima.argmax(-1)
+        rows = torch.arange(len(block), device=block.device)
+        return block * self.size + self._divide(self.raw[rows, block], rows).argmax(-1)
+
+    def tops(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first largest entry of each of the highest `count` blocks, or of all if fewer: ids, values [R, count]."""
+        values, block = self.maxima.topk(min(count, self.maxima.shape[1]), dim=-1)
+        if self.size == 1:
+            return block, values
+        rows = torch.arange(len(block), device=block.device)[:, None]
+        return block * self.size + self._divide(self.raw[rows, block], rows).argmax(-1), values
+
+    def floor(self, counts: torch.Tensor) -> torch.Tensor:
+        """A value [R] that at least counts [R] entries of each row reach; -inf where blocks are too few to tell."""
+        enough = counts <= self.maxima.shape[1]
+        most = int(counts.masked_fill(~enough, 1).max().item())
+        tops = self.maxima.topk(most, dim=-1).values
+        floor = tops.gather(1, (counts.clamp_max(most) - 1)[:, None])[:, 0]
+        return floor.masked_fill(~enough, -torch.inf)
+
+    def mass(self) -> torch.Tensor:
+        """Sum of e**(value - maximum) over each row, float64 [R]; by blocks, so it is the same in any company."""
+        rows = range(len(self.raw))
+        parts = [(self._divide(self.raw[r], slice(r, r + 1)) - self.maximum[r]).exp_().sum(-1)[None] for r in rows]
+        return torch.cat(parts).double().sum(-1)
+
+    def above(self, floor: torch.Tensor) -> Entries:
+        """All entries >= floor [R] that are not -inf, and perhaps some that are lower by rounding."""
+        return self.entries(*self.search(floor))
+
+    def search(self, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `above` says, as `entries` takes it."""
+        floor = floor.clamp_min(LOWEST)
+        blocks = nonzero(at_least(self.maxima, floor).flatten())
+        if self.divisors is not None:
+            # Numerators are compared, so the floor gets room for the rounding of both quotient and product.
+            floor = floor * self.divisors
+            floor = (floor - floor.abs() * 1e-6).clamp_min(LOWEST)
+        floors = floor[blocks // self.maxima.shape[1]]
+        raw = self.raw.view(-1, self.size)
+        step = _CACHED // self.size if raw.device.type == "cpu" else max(len(blocks), 1)
+        parts = [
+            nonzero(at_least(raw[blocks[i : i + step]], floors[i : i + step]).flatten()) + i * self.size
+            for i in range(0, len(blocks), step)
+        ]
+        return blocks, torch.cat(parts) if parts else blocks
+
+    def entries(self, blocks: torch.Tensor, inside: torch.Tensor) -> Entries:
+        """Entries by their indexes into [len(blocks), size]; blocks are indexes into [R * P]."""
+        which, column = inside >> (self.size.bit_length() - 1), inside & (self.size - 1)
+        block_rows = blocks // self.maxima.shape[1]
+        rows = block_rows[which]
+        ids = ((blocks - block_rows * self.maxima.shape[1]) * self.size)[which] + column
+        values = self.raw.view(-1)[(blocks * self.size)[which] + column]
+        return Entries(rows, ids, self._divide(values, rows))
+
+    def _divide(self, raw: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+        """Values of entries [...] or [..., size], given the row of each."""
+        if self.divisors is None:
+            return raw.float()
+        divisors = self.divisors[rows]
+        return raw.float() / (divisors if divisors.ndim == raw.ndim else divisors[..., None])
+
+
+def _block_size(width: int) -> int:
+    """One that divides the width, so that nothing is copied; else the largest, and a copy is padded."""
+    if width <= _NARROW:
+        return 1
+    divisor = min(width & -width, _BLOCK)
+    return divisor if divisor >= _BLOCK // 4 else _BLOCK
+
+
 def nonzero(flags: torch.Tensor) -> torch.Tensor:
     """Indexes of the true entries of flags [E] -> int64."""
     if flags.device.type == "cpu":
@@ -35,8 +147,8 @@ def nonzero(flags: torch.Tensor) -> torch.Tensor:
 
 
 def at_least(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """values [K, B] >= floor [K], as bool."""
-    if values.device.type == "cpu":
+    """values [K, C] >= floor [K], as bool."""
+    if values.device.type == "cpu" and values.dtype == torch.float32:
         return torch.from_numpy(values.numpy() >= floor.numpy()[:, None])
     return values >= floor[:, None]
 
@@ -48,71 +160,8 @@ def sort_descending(values: torch.Tensor) -> torch.Tensor:
     return values.sort(dim=-1, descending=True).values
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """Rows [R, V] with the maximum of each block of entries, so that a search skips the blocks below its floor.
-
-    blocks [R, V / block, block]: the entries, -inf beyond V. maxima [R, V / block]. maximum [R]. width: V.
-    """
-
-    blocks: torch.Tensor
-    maxima: torch.Tensor
-    maximum: torch.Tensor
-    width: int
-
-    @classmethod
-    def of(cls, values: torch.Tensor) -> Peaks:
-        rows, width = values.shape
-        size = _BLOCK if width > 16 * _BLOCK else 1
-        if width % size:
-            values = torch.nn.functional.pad(values, (0, size - width % size), value=-torch.inf)
-        blocks = values.reshape(rows, -1, size)
-        maxima = blocks.amax(-1) if size > 1 else blocks[..., 0]
-        return cls(blocks, maxima, maxima.amax(-1), width)
-
-    def take(self, rows: torch.Tensor) -> Peaks:
-        return Peaks(self.blocks[rows], self.maxima[rows], self.maximum[rows], self.width)
-
-    def argmax(self) -> torch.Tensor:
-        """Lowest id of each row's maximum [R]. NaN counts as largest."""
-        block = self.maxima.argmax(-1)
-        rows = torch.arange(len(block), device=block.device)
-        size = self.blocks.shape[-1]
-        return block if size == 1 else block * size + self.blocks[rows, block].argmax(-1)
-
-    def floor(self, counts: torch.Tensor) -> torch.Tensor:
-        """A value [R] that at least counts [R] entries of each row reach; -inf where blocks are too few to tell."""
-        blocks = self.maxima.shape[1]
-        enough = counts <= blocks
-        most = int(counts.masked_fill(~enough, 1).max().item())
-        tops = self.maxima.topk(most, dim=-1).values
-        floor = tops.gather(1, (counts.clamp_max(most) - 1)[:, None])[:, 0]
-        return floor.masked_fill(~enough, -torch.inf)
-
-    def mass(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum of e**(value - maximum) over these rows, float64 [len(rows)].
-
-        By blocks, so that a row's sum is the same in any company.
-        """
-        everything = len(rows) == len(self.maximum)
-        blocks, maximum = (self.blocks, self.maximum) if everything else (self.blocks[rows], self.maximum[rows])
-        return (blocks - maximum[:, None, None]).exp_().sum(-1).double().sum(-1)
-
-    def above(self, floor: torch.Tensor) -> Entries:
-        """All entries with value >= floor [R] and value > -inf."""
-        floor = floor.clamp_min(LOWEST)
-        near = at_least(self.maxima, floor)
-        where = nonzero(near.flatten())
-        count, size = self.maxima.shape[1], self.blocks.shape[-1]
-        rows = where // count
-        values = self.blocks.view(-1, size)[where]
-        inside = nonzero(at_least(values, floor[rows]).flatten())
-        part = inside // size
-        return Entries(rows[part], (where[part] % count) * size + inside % size, values.flatten()[inside])
-
-
 def padded(entries: Entries, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entries as a matrix: values [R, C], -inf beyond a row's own, and ids [R, C], in id order."""
+    """Entries as matrices of the longest row's width, in id order: values, -inf beyond a row's own, and ids."""
     counts = torch.bincount(entries.rows, minlength=rows)
     columns = torch.arange(len(entries.rows), device=counts.device) - (counts.cumsum(0) - counts)[entries.rows]
     width = max(int(counts.max().item()), 1) if rows else 1
@@ -123,12 +172,12 @@ def padded(entries: Entries, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
-def best_of(entries: Entries, scores: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest score of each row [R] and the lowest id that has it [R]; (-inf, 0) for a row without entries."""
+def best_of(entries: Entries, scores: torch.Tensor, rows: int) -> torch.Tensor:
+    """Id [R] of the highest score of each row, the lowest if several have it; 0 for a row without entries."""
     best = torch.full((rows,), -torch.inf, device=scores.device)
     best.scatter_reduce_(0, entries.rows, scores, "amax")
     tied = entries.take(nonzero(scores == best[entries.rows]))
     last = torch.iinfo(torch.int64).max
     ids = torch.full((rows,), last, dtype=torch.int64, device=scores.device)
     ids.scatter_reduce_(0, tied.rows, tied.ids, "amin")
-    return best, ids.masked_fill_(ids == last, 0)
+    return ids.masked_fill_(ids == last, 0)
