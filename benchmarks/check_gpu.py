@@ -119,7 +119,12 @@ def flip_rate(model: Any, device: torch.device, trials: int) -> dict[str, int]:
     slots = np.arange(9 * 64).reshape(9, 64)
     for _ in range(trials):
         prompts = rng.integers(3, runner.vocab_size, (9, length))
-        runner.forward([SequenceRows(p[:-1], chain_parents(length - 1), slots[i, : length - 1], 0, 1) for i, p in enumerate(prompts)])
+        runner.forward(
+            [
+                SequenceRows(p[:-1], chain_parents(length - 1), slots[i, : length - 1], 0, 1)
+                for i, p in enumerate(prompts)
+            ]
+        )
         last = [SequenceRows(p[-1:], chain_parents(1), slots[i, :length], length - 1, 1) for i, p in enumerate(prompts)]
         together = runner.forward(last).argmax(-1)
         alone = torch.cat([runner.forward([one]).argmax(-1) for one in last])
@@ -179,7 +184,9 @@ def report(device: torch.device, *, tiny: bool) -> dict[str, Any]:
     dtype = torch.float32 if tiny else torch.bfloat16
     small = {"num_attention_heads": 4, "num_key_value_heads": 2} if tiny else {}
     sizes = {
-        "gemma_270m": Gemma3TextConfig(**(GEMMA | ({**TINY, **small, "layer_types": ["full_attention"] * 2} if tiny else {}))),
+        "gemma_270m": Gemma3TextConfig(
+            **(GEMMA | ({**TINY, **small, "layer_types": ["full_attention"] * 2} if tiny else {}))
+        ),
         "llama_8b": LlamaConfig(**(EIGHT_B | ({**TINY, **small} if tiny else {}))),
     }
     for size, config in sizes.items():
@@ -211,7 +218,9 @@ def main() -> int:
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     for entry in result["invariance_float32"]:
-        print(f"R1 {entry['target']}: {entry['different']} of {entry['tokens']} tokens differ, {entry['accepted']} accepted")
+        print(
+            f"R1 {entry['target']}: {entry['different']} of {entry['tokens']} tokens differ, {entry['accepted']} accepted"
+        )
     for size in ("gemma_270m", "llama_8b"):
         flips, grid = result[size]["flips_bf16"], result[size]["verify_cost"]
         print(f"{size}: {flips['flips']} of {flips['rows']} rows flip; 1 row {grid[0]['ms']} ms")

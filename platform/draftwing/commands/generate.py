@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from draftwing.commands.common import add_config_flags, config_from_args, print_json
+from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import Emission, Request, SamplingParams
 from draftwing.errors import ConfigError
 
@@ -26,8 +26,12 @@ def register(subparsers: Any) -> None:
         description="Complete prompts in this process; the text is printed as it comes.",
         allow_abbrev=False,
     )
-    parser.add_argument("prompt", nargs="*", help="a prompt; with none and no --prompt-file, standard input is the prompt")
-    parser.add_argument("--prompt-file", type=Path, metavar="FILE", action="append", default=[], help="one prompt a file")
+    parser.add_argument(
+        "prompt", nargs="*", help="a prompt; with none and no --prompt-file, standard input is the prompt"
+    )
+    parser.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", action="append", default=[], help="one prompt a file"
+    )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, the default")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwing.engine.build import build_local
     from draftwing.engine.offline import acceptance_length, run_all
 
-    engine, tokenizer = build_local(config, progress=_tell)
+    engine, tokenizer = build_local(config, progress=tell)
     if tokenizer is None:
         raise ConfigError(f"{config.model.path} has no tokenizer, so it can't complete text; add its tokenizer files")
     requests = [Request(str(i), tokenizer.encode(prompt), params) for i, prompt in enumerate(prompts)]
@@ -68,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
         print_json({"schema": SCHEMA, "seed": seed, "seconds": elapsed, "outputs": [_entry(o) for o in outputs]})
     elif not alone:
         for prompt, output in zip(prompts, outputs, strict=True):
-            print(f"--- {prompt[:60]!r}\n{output.text}")
+            say(f"--- {prompt[:60]!r}\n{output.text}")
     else:
-        print()
+        say()
     tokens = sum(len(o.token_ids) for o in outputs)
     tau = acceptance_length(outputs)
-    _tell(f"{tokens} tokens, {tokens / elapsed:.1f} tokens/s, acceptance length {tau:.2f}, seed {seed}")
+    tell(f"{tokens} tokens, {tokens / elapsed:.1f} tokens/s, acceptance length {tau:.2f}, seed {seed}")
     return 1 if any(o.finish_reason == "error" for o in outputs) else 0
 
 
@@ -87,10 +91,6 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if not prompts:
         prompts = [sys.stdin.read()]
     return prompts
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _show(emission: Emission) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwing.commands.common import add_config_flags, config_from_args, print_json
+from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwing.testing.near_tie import gap_of
     from draftwing.testing.same_tokens import compare_tokens
 
-    engine, tokenizer = build_local(config, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    engine, tokenizer = build_local(config, progress=tell)
     prompts = [tokenizer.encode(t) for t in texts] if tokenizer else _random_prompts(engine.runner.vocab_size)
     rows = []
     for kind, settings in KINDS.items():
@@ -122,15 +121,15 @@ def _report(rows: list[dict[str, Any]], mode: str, prompts: int, *, as_json: boo
         entries = [{**row, "comparison": _entry(row["comparison"])} for row in rows]
         print_json({"schema": SCHEMA, "policy": mode, "prompts": prompts, "passed": passed, "kinds": entries})
         return 0 if passed else 1
-    print(f"{prompts} prompts, one at a time and plain, against all together with policy {mode}")
+    say(f"{prompts} prompts, one at a time and plain, against all together with policy {mode}")
     for row in rows:
-        print(
+        say(
             f"{row['kind']:26s} {row['comparison']}; {row['drafted']} nodes drafted, "
             f"acceptance length {row['acceptance_length']:.2f}"
         )
     if not any(row["drafted"] for row in rows):
-        print("nothing was drafted: choose a drafter and a policy (--drafter ngram --draft-tokens 4) to compare more")
-    print("identical" if all(row["comparison"].identical for row in rows) else "passed" if passed else "NOT IDENTICAL")
+        say("nothing was drafted: choose a drafter and a policy (--drafter ngram --draft-tokens 4) to compare more")
+    say("identical" if all(row["comparison"].identical for row in rows) else "passed" if passed else "NOT IDENTICAL")
     return 0 if passed else 1
 
 

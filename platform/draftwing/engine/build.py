@@ -18,7 +18,6 @@ from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
 from draftwing.engine.text import Decoder
-
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import SetupError
 from draftwing.policy.base import Policy

@@ -27,7 +27,8 @@ def test_blocks_add_up_under_any_use(blocks: int, block_tokens: int, uses: list[
             assert table[: len(before)] == before
             assert len(table) == max(len(before), pool.blocks_for(tokens))
         else:
-            assert table == before and pool.blocks_for(tokens) - len(before) > pool.free
+            assert table == before
+            assert pool.blocks_for(tokens) - len(before) > pool.free
         pool.check(tables)
 
 
@@ -35,7 +36,9 @@ def test_slots_follow_the_table() -> None:
     pool = BlockPool(8, 2)
     first: list[int] = []
     second: list[int] = []
-    assert pool.grow(first, 2) and pool.grow(second, 1) and pool.grow(first, 3)
+    assert pool.grow(first, 2)
+    assert pool.grow(second, 1)
+    assert pool.grow(first, 3)
     assert first == [0, 2]
     assert pool.slots(first, 3).tolist() == [0, 1, 4]
 

@@ -75,11 +75,13 @@ def test_stop_strings_end_the_text_at_the_token_that_completes_the_first(text: s
     # The stop that completes first, scanned by brute force.
     ends = sorted((text.find(s) + len(s), text.find(s), s) for s in stops if s in text)
     if not ends:
-        assert hit is None and seen == text
+        assert hit is None
+        assert seen == text
         return
     end = ends[0][0]
     starts = {s: text[:end].find(s) for s in stops if text[:end].find(s) >= 0}
-    assert used == end and hit in starts
+    assert used == end
+    assert hit in starts
     assert seen == text[: min(starts.values())]
 
 

@@ -39,8 +39,13 @@ def walk(tokens: list[int], parents: list[int], targets: list[int]) -> list[int]
 
 
 @given(st.lists(drafts(), min_size=1, max_size=4))
-def test_the_walk_of_all_drafts_at_once_is_the_walk_of_each(all_drafts: list[tuple[list[int], list[int], list[int]]]) -> None:
-    tokens, parents, targets, expected = [], [], [], []
+def test_the_walk_of_all_drafts_at_once_is_the_walk_of_each(
+    all_drafts: list[tuple[list[int], list[int], list[int]]],
+) -> None:
+    tokens: list[int] = []
+    parents: list[int] = []
+    targets: list[int] = []
+    expected: list[int] = []
     for own_tokens, own_parents, own_targets in all_drafts:
         start = len(tokens)
         expected += [start + row for row in walk(own_tokens, own_parents, own_targets)]
