@@ -16,8 +16,8 @@ command -v "$python" >/dev/null 2>&1 || stop "'$python' not found; install Pytho
     stop "'$python' can't make environments; install its venv module (Debian, Ubuntu: python3-venv)"
 
 say "1/2 environment .venv ($("$python" -V 2>&1))"
-rm -f .venv/ready-*
-"$python" -m venv --clear .venv
+# One that was finished in this folder is brought up to date; any other is made anew.
+[ -e "$stamp" ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
 
 say "2/2 packages; downloads about 1 GB the first time"
 .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[serve,demo,dev]' ||

@@ -19,7 +19,7 @@ KINDS: dict[str, str | None] = {
     "eagle2_tree": None,
     "eagle3": None,
     "eagle3_speculators": None,
-    "hf_greedy": None,
+    "hf_greedy": "hf_greedy",
     "logits_processors": "logits_processors",
     "medusa": None,
     "mtp_deepseek": None,
