@@ -11,7 +11,7 @@ from draftwing.engine import attention
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.linear import pack_linears
+from draftwing.engine.linear import pack_linears, packed_bytes
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.memory import available_bytes
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
@@ -24,6 +24,7 @@ from draftwing.policy.base import Policy
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
+PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 Progress = Callable[[str], None]
@@ -60,8 +61,7 @@ def engine_for(
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
-    if target.device.type == "cpu" and (packed := pack_linears(target.model)):
-        tell(f"packed {packed} weights for skinny products")
+    pack(target, tell)
     context = min(config.limits.context or target.context_length, target.context_length)
     pool = plan_cache(config, target, layers, context)
     tell(f"cache of {pool.tokens} tokens, {pool.tokens * kv_bytes_per_slot(layers, target.dtype) / 2**20:.0f} MiB")
@@ -79,6 +79,21 @@ def engine_for(
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
+
+
+def pack(target: LoadedTarget, tell: Progress) -> None:
+    """Pack the weights for skinny products where the copies leave room for the cache."""
+    needed = packed_bytes(target.model)
+    free = available_bytes(target.device)
+    if not needed:
+        return
+    if needed > PACK_FRACTION * free:
+        tell(
+            f"weights are not packed for verifying: {needed / 2**20:.0f} MiB more, of {free / 2**20:.0f} MiB available"
+        )
+        return
+    tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
+    pack_linears(target.model)
 
 
 def drafter_and_policy(config: Config, target: LoadedTarget, context: int) -> tuple[Drafter, Policy]:
