@@ -48,7 +48,7 @@ tests: setup
 
 test-slow: setup  ## the long runs
 	@echo "== slow tests"
-	@$(PY) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "slow and not gpu" -o faulthandler_timeout=7200 $(PYTEST_ARGS)
 
 goldens: setup  ## compare with other implementations' data: make goldens KINDS="ngram hf_greedy"
 	@$(PY) tests/run_goldens.py $(KINDS)

@@ -14,6 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Before torch is imported: on tiny models a second thread only waits for the first, at the cost of a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def require(package: str, *, binary: str | None = None, module: str | None = None) -> None:
     """Skip the calling test where `package` is not installed; under DRAFTWING_REQUIRE_ALL=1 fail instead.

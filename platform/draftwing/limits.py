@@ -6,7 +6,6 @@ field's name, the value (shortened) and what would be accepted; nothing is clamp
 
 from __future__ import annotations
 
-import math
 import reprlib
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -111,5 +110,5 @@ def _check_integer(field: str, value: Any, low: int, high: int, high_name: str =
 
 
 def _check_number(field: str, value: Any, low: float, high: float, also: str = "") -> None:
-    if type(value) not in (int, float) or not (math.isfinite(value) and low <= value <= high):
+    if type(value) not in (int, float) or not low <= value <= high:
         _refuse(field, value, f"{also}a number from {low:g} to {high:g}")

@@ -466,3 +466,8 @@ def test_any_data_is_a_config_or_a_config_error(overrides: dict[str, Any]) -> No
         lines = str(error).splitlines()
         assert lines
         assert all(len(line) < 400 for line in lines)
+
+
+def test_a_config_survives_the_way_to_another_process() -> None:
+    config = load("model: {path: x}\ndrafters: [{method: ngram, max_match: 2}]\nlimits: {batch_tokens: 64}").config
+    assert Config.model_validate_json(config.model_dump_json()) == config

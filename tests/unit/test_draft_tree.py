@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwing.core import DraftShape, DraftTree
@@ -47,6 +47,7 @@ def test_merging_prefers_the_first_chains() -> None:
     st.lists(st.integers(1, 3), max_size=4),
     st.integers(0, 10),
 )
+@settings(deadline=None)
 def test_merging_stays_within_the_shape(chains: list[list[int]], branching: list[int], nodes: int) -> None:
     tree = merged(chains, DraftShape(tuple(branching), nodes))
     assert len(tree) <= nodes

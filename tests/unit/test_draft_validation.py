@@ -142,7 +142,7 @@ def slowly_sound(draft: DraftTree, shape: DraftShape) -> bool:
 
 
 @given(st.lists(near_sound(), max_size=4), st.data())
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_soundness_is_decided_as_one_node_at_a_time(trees: list[DraftTree], data: st.DataObject) -> None:
     given_shapes = [data.draw(shapes) for _ in trees]
     drafts, bad = checked(trees, given_shapes, VOCAB)
@@ -157,7 +157,7 @@ def test_soundness_is_decided_as_one_node_at_a_time(trees: list[DraftTree], data
 
 
 @given(st.lists(any_tree | typed | near_sound() | garbage, max_size=5) | garbage, st.lists(shapes, max_size=5))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_garbage_never_raises(trees: object, given_shapes: list[DraftShape]) -> None:
     drafts, bad = checked(trees, given_shapes, VOCAB)
     assert len(drafts) == len(given_shapes)

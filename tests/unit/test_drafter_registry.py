@@ -43,6 +43,8 @@ def test_built_in_methods() -> None:
         ({"max_match": "4"}, "drafters.2.max_match is '4'; expected a whole number"),
         ({"max_match": 3, "min_match": 4}, "drafters.2.min_match is 4, more than max_match; expected 1 to 3"),
         ({"rule": "hf", "min_match": 2}, "drafters.2.min_match is 2, but rule hf"),
+        ({"rule": "vllm", "draft_per_match": 2}, "drafters.2.draft_per_match is 2, but rule vllm knows no such bound"),
+        ({"draft_per_match": 0}, "drafters.2.draft_per_match is 0; expected null or a number"),
         ({"rule": "first"}, "drafters.2.rule is 'first'; expected 'recent', 'vllm' or 'hf'"),
         ({"max_mach": 3}, "did you mean drafters.2.max_match?"),
         ({"path": "somewhere"}, "drafters.2.path is not a setting"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftwing.core import DraftShape, DraftTree, StepPlan
 from draftwing.drafters.base import NullController, TargetInfo
 from draftwing.drafters.ngram import NgramDrafter, NgramOptions, lookup_hf, lookup_vllm
 from draftwing.testing.drafters import View
-
-texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def slow_vllm(tokens: list[int], least: int, most: int, count: int, room: int) -> list[int]:
@@ -38,17 +36,34 @@ def slow_hf(tokens: list[int], most: int, count: int, room: int, eos: tuple[int,
     return []
 
 
-@given(texts, st.integers(1, 5), st.integers(0, 4), st.integers(1, 9), st.integers(0, 50))
-def test_vllm_rule(tokens: list[int], least: int, more: int, count: int, room: int) -> None:
-    expected = slow_vllm(tokens, least, least + more, count, room)
-    assert lookup_vllm(tokens, least, least + more, count, room) == expected
+def contexts() -> Iterator[tuple[list[int], random.Random]]:
+    """Texts of few different tokens, where matches of every length overlap, and a source of further draws."""
+    rng = random.Random(5)
+    for _ in range(3000):
+        kinds = rng.randint(1, 4)
+        yield [rng.randrange(kinds) for _ in range(rng.randint(0, 40))], rng
 
 
-@given(texts, st.integers(1, 6), st.integers(1, 9), st.integers(1, 50), st.lists(st.integers(0, 3), max_size=2))
-def test_hf_rule(tokens: list[int], most: int, count: int, room: int, eos: list[int]) -> None:
-    assert lookup_hf(tokens, most, count, room, eos) == slow_hf(tokens, most, count, room, tuple(eos))
-    if len(eos) == 1:
-        assert lookup_hf(tokens, most, count, room, eos[0]) == slow_hf(tokens, most, count, room, tuple(eos))
+def test_vllm_rule() -> None:
+    for tokens, rng in contexts():
+        least = rng.randint(1, 4)
+        most, count = rng.randint(least, 6), rng.randint(0, 9)
+        room = rng.choice([len(tokens) + rng.randint(-1, 4), 1000])
+        expected = slow_vllm(tokens, least, most, count, room)
+        assert lookup_vllm(tokens, least, most, count, room) == expected, (tokens, least, most, count, room)
+
+
+def test_hf_rule() -> None:
+    for tokens, rng in contexts():
+        most, count = rng.randint(1, 6), rng.randint(1, 9)
+        room = rng.choice([rng.randint(1, 50), len(tokens) + rng.randint(-1, 4), 1000])
+        eos = [rng.randrange(4) for _ in range(rng.randint(0, 2))]
+        expected = slow_hf(tokens, most, count, room, tuple(eos))
+        assert lookup_hf(tokens, most, count, room, eos) == expected, (tokens, most, count, room, eos)
+        if len(eos) == 1:
+            assert lookup_hf(tokens, most, count, room, eos[0]) == expected
+        if not eos:
+            assert lookup_hf(tokens, most, count, room) == expected
 
 
 def propose(drafter: NgramDrafter, tokens: list[int], branching: tuple[int, ...], nodes: int) -> DraftTree:
@@ -58,7 +73,7 @@ def propose(drafter: NgramDrafter, tokens: list[int], branching: tuple[int, ...]
 
 
 def ngram(**options: object) -> NgramDrafter:
-    drafter = NgramDrafter(NgramOptions.model_validate(options))
+    drafter = NgramDrafter(NgramOptions.model_validate({"draft_per_match": None} | options))
     drafter.bind(TargetInfo(vocab_size=100, context_length=1000, eos_token_ids=(9,)))
     return drafter
 
@@ -87,6 +102,23 @@ def test_rules_of_the_drafter(rule: str, tokens: list[int], expected: list[int])
 def test_a_minimum_keeps_short_matches_out() -> None:
     assert len(propose(ngram(min_match=2, max_match=3), [1, 5, 2, 6, 1], (1,), 1)) == 0
     assert len(propose(ngram(min_match=1, max_match=3), [1, 5, 2, 6, 1], (1,), 1)) == 1
+
+
+@pytest.mark.parametrize(("factor", "lengths"), [(1, [1, 2, 3]), (2, [2, 4, 5]), (0.5, [1, 1, 1]), (1.5, [1, 3, 4])])
+def test_a_draft_is_no_longer_than_its_match_allows(factor: float, lengths: list[int]) -> None:
+    drafter = ngram(draft_per_match=factor, max_match=3)
+    for match, length in enumerate(lengths, start=1):
+        tokens = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, *range(3 - match + 1, 4)]
+        assert propose(drafter, tokens, (1,) * 5, 5).tokens.tolist() == list(range(4, 4 + length))
+        drafter.release(View("a", [], 0))
+        assert propose(drafter, tokens, (2, *(1,) * 4), 10).tokens.tolist() == list(range(4, 4 + length))
+        drafter.release(View("a", [], 0))
+
+
+def test_the_default_bounds_a_draft_by_its_match_except_in_published_rules() -> None:
+    assert NgramOptions().draft_per_match == 1
+    assert NgramOptions(rule="vllm").draft_per_match is None
+    assert NgramOptions(rule="hf").draft_per_match is None
 
 
 def test_a_tree_merges_continuations() -> None:

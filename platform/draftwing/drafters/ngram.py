@@ -12,14 +12,17 @@ which match of that length they take, and in where they cut:
 
 A plan with branching makes a tree: continuations of further matches, best first, merged into one prefix tree.
 
-S tokens of the sequence, the root included; K draft depth.
+The defaults come from `benchmarks/ngram_rules.py`. A model that copies goes on from its own latest copy more often than
+from the original, so the latest match is right more often; and a draft no longer than its match costs copied text
+little, while other text, where most matches are one chance token, stops paying for long drafts.
+
+S tokens of the sequence, the root included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -40,15 +43,22 @@ from draftwing.drafters.base import (
 )
 from draftwing.drafters.tree import merged
 
-TRIED_MATCHES = 32  # a tree looks at this many matches at most: more cost time and are seldom new
+TRIED_MATCHES = 16  # a tree looks at this many matches at most: more cost time and bring nothing new on real text
 
 
 class NgramOptions(DrafterOptions):
-    """Options of method `ngram`; lengths in tokens."""
+    """Options of method `ngram`; lengths in tokens.
+
+    draft_per_match: a draft is at most this many times as long as its match, at least one token; None: as long as the
+    plan allows, as the published rules do.
+    """
 
     rule: Literal["recent", "vllm", "hf"] = "recent"
-    max_match: int = Field(default=4, ge=1, le=64)
+    max_match: int = Field(default=8, ge=1, le=64)
     min_match: int = Field(default=1, ge=1, le=64)
+    draft_per_match: float | None = Field(
+        default_factory=lambda data: 1.0 if data.get("rule") == "recent" else None, gt=0, le=64
+    )
 
     @field_validator("min_match")
     @classmethod
@@ -58,6 +68,17 @@ class NgramOptions(DrafterOptions):
         if least > 1 and info.data.get("rule") == "hf":
             raise ValueError(", but rule hf lets matches of one token count; expected 1, or rule recent or vllm")
         return least
+
+    @field_validator("draft_per_match")
+    @classmethod
+    def _published(cls, factor: float | None, info: ValidationInfo) -> float | None:
+        if factor is not None and info.data.get("rule") in ("vllm", "hf"):
+            raise ValueError(f", but rule {info.data['rule']} knows no such bound; expected null, or rule recent")
+        return factor
+
+    def draft_length(self, match: int, depth: int) -> int:
+        """Tokens worth drafting after a match of this length: a short one is often chance."""
+        return depth if self.draft_per_match is None else min(depth, max(1, int(match * self.draft_per_match)))
 
 
 def find_matches(tokens: IntArray, max_match: int) -> list[IntArray]:
@@ -111,7 +132,7 @@ def lookup_hf(
     array = np.asarray(tokens, dtype=np.int64)
     if max_length == len(array) + 1:
         return []
-    stops = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or []
+    stops = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
     for ends in reversed(find_matches(array, max_ngram)):
         start = int(ends[0])
         if start < max_length:
@@ -120,14 +141,17 @@ def lookup_hf(
     return []
 
 
-def _by_preference(found: list[IntArray], min_match: int, latest_first: bool) -> Iterator[int]:
-    """Ends of matches: longer first, then in the rule's order."""
+def _by_preference(found: list[IntArray], min_match: int, latest_first: bool) -> Iterator[tuple[int, int]]:
+    """(end, length) of matches, longer first, then in the rule's order; TRIED_MATCHES at most."""
     seen: set[int] = set()
-    for ends in reversed(found[min_match - 1 :]):
-        for end in (ends[::-1] if latest_first else ends)[: TRIED_MATCHES + len(seen)].tolist():
+    for length in range(len(found), min_match - 1, -1):
+        ends = found[length - 1][::-1] if latest_first else found[length - 1]
+        for end in ends[: TRIED_MATCHES + len(seen)].tolist():
+            if len(seen) == TRIED_MATCHES:
+                return
             if end not in seen:
                 seen.add(end)
-                yield end
+                yield end, length
 
 
 class _Context:
@@ -194,14 +218,17 @@ class NgramDrafter(TokenDrafter):
         found = find_matches(context, options.max_match)
         if len(found) < options.min_match:
             return []
-        return _following(context, int(found[-1][-1]), depth, repeat=True)
+        return _following(context, int(found[-1][-1]), options.draft_length(len(found), depth), repeat=True)
 
     def _tree(self, context: IntArray, shape: DraftShape) -> DraftTree:
         options = self.options
-        latest_first = options.rule == "recent"
-        ends = _by_preference(find_matches(context, options.max_match), options.min_match, latest_first)
+        recent = options.rule == "recent"
+        found = find_matches(context, options.max_match)
         return merged(
-            (_following(context, end, shape.depth, repeat=latest_first) for end in islice(ends, TRIED_MATCHES)),
+            (
+                _following(context, end, options.draft_length(length, shape.depth), repeat=recent)
+                for end, length in _by_preference(found, options.min_match, latest_first=recent)
+            ),
             shape,
         )
 

@@ -66,7 +66,9 @@ def _typed(tree: object, nodes: int) -> DraftTree | None:
         if not ((confidences >= -SLACK) & (confidences <= 1 + SLACK)).all():  # false for NaN
             return None
         confidences = confidences.astype(np.float32, copy=False)
-    return DraftTree(tokens.astype(np.int64, copy=False), parents.astype(np.int64, copy=False), confidences)
+    if tokens.dtype == parents.dtype == np.int64 and confidences is tree.confidences:
+        return tree
+    return DraftTree(tokens.astype(np.int64), parents.astype(np.int64), confidences)
 
 
 def _is_row(array: object, kinds: str) -> bool:
@@ -82,28 +84,30 @@ def _faults(trees: list[DraftTree], shapes: list[DraftShape], vocab_size: int) -
     sizes = np.array([len(tree) for tree in trees])
     owner = np.repeat(np.arange(len(trees)), sizes)  # [n] draft of each node
     start = np.repeat(np.cumsum(sizes) - sizes, sizes)  # [n] where that draft begins
-    place = np.arange(len(owner))
+    place = np.arange(len(owner)) - start  # [n] index in that draft
     tokens = np.concatenate([tree.tokens for tree in trees])
     parents = np.concatenate([tree.parents for tree in trees])
-    wrong = (tokens < 0) | (tokens >= vocab_size) | (parents < -1) | (parents >= place - start)
-    above = np.where(wrong | (parents < 0), -1, parents + start)  # [n] parent among all nodes, -1 the root
+    wrong = (tokens < 0) | (tokens >= vocab_size) | (parents < -1) | (parents >= place)
 
     most = np.zeros((len(shapes), 1 + max(shape.depth for shape in shapes)), dtype=np.int64)
     for row, shape in zip(most, shapes, strict=True):
         row[: shape.depth] = shape.branching
-    depth = np.zeros(len(owner), dtype=np.int64)  # [n] of the parent; the last column of `most` is beyond all shapes
-    ancestor = above
-    for _ in range(most.shape[1] - 1):
-        alive = ancestor >= 0
-        depth += alive
-        ancestor = np.where(alive, above[ancestor], -1)
-    family = np.where(above >= 0, above, len(owner) + owner)  # [n] the same for siblings
-    wrong |= np.bincount(family)[family] > most[owner, depth]
-
-    named = family * vocab_size + np.where(wrong, 0, tokens)
-    order = np.argsort(named, kind="stable")
-    again = order[1:][named[order[1:]] == named[order[:-1]]]
+    beyond = most.shape[1] - 1  # a parent this deep may have no children in any shape
     faulty, doubled = np.zeros((2, len(trees)), dtype=np.bool_)
+    if (parents == place - 1).all():  # chains alone: each node is its parent's only child, as deep as its place
+        wrong |= most[owner, np.minimum(place, beyond)] < 1
+    else:
+        above = np.where(wrong | (parents < 0), -1, parents + start)  # [n] parent among all nodes, -1 the root
+        depth = np.zeros(len(owner), dtype=np.int64)  # [n] of the parent
+        ancestor = above
+        for _ in range(beyond):
+            alive = ancestor >= 0
+            depth += alive
+            ancestor = np.where(alive, above[ancestor], -1)
+        family = np.where(above >= 0, above, len(owner) + owner)  # [n] the same for siblings
+        wrong |= np.bincount(family)[family] > most[owner, depth]
+        named = family * vocab_size + np.where(wrong, 0, tokens)
+        order = np.argsort(named)
+        doubled[owner[order[1:][named[order[1:]] == named[order[:-1]]]]] = True
     faulty[owner[wrong]] = True
-    doubled[owner[again]] = True
     return faulty, doubled

@@ -55,8 +55,11 @@ class Limits:
         )
 
     def smallest(self, maximum: torch.Tensor) -> torch.Tensor:
-        """The least value that min_p lets pass, given each row's largest: float32 [R], the lowest number where off."""
-        return (maximum + self.min_p.log()).float().clamp_min(LOWEST)
+        """The least float32 value [R] that min_p lets pass, given each row's largest; the lowest number where off."""
+        least = maximum + self.min_p.log()
+        rounded = least.float()
+        above = rounded.nextafter(torch.full_like(rounded, torch.inf))
+        return torch.where(rounded < least, above, rounded).clamp_min(LOWEST)
 
 
 def find_cut(peaks: Peaks, rows: SampleRows) -> Cut | None:

@@ -19,7 +19,6 @@ so the last argument walks the splitmix64 stream that starts at the mix of those
 
 from __future__ import annotations
 
-import math
 from typing import Final, TypeVar
 
 import numpy as np
@@ -94,11 +93,6 @@ def draws(stream: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def gumbel_of(draw: torch.Tensor) -> torch.Tensor:
     """g of the 24 random bits, float32."""
     return draw.double().add_(0.5).mul_(2.0**-24).log_().neg_().log_().neg_().float()
-
-
-def gumbel_bound(draw: torch.Tensor) -> torch.Tensor:
-    """A cheap upper bound of g in float32, short of it by rounding at most: -log(1 - u), because -log u >= 1 - u."""
-    return (draw - (1 << 24)).neg_().float().sub_(0.5).log_().neg_().add_(24 * math.log(2))
 
 
 def gumbel(keys: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

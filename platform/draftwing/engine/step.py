@@ -59,6 +59,21 @@ class Engine:
     def records(self) -> deque[StepRecord]:
         return self.telemetry.records
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self.scheduler.running)
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the cache's blocks in use."""
+        return 1 - self.pool.free / self.pool.blocks
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError (it can't be served) or OverloadedError (the queue is full)."""
         if request.id in self._sequences:

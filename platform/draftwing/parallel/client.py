@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Literal
 
@@ -105,7 +105,7 @@ class EngineClient:
             raise
         return client
 
-    async def stream(self, request: Request) -> AsyncIterator[Emission]:
+    async def stream(self, request: Request) -> AsyncGenerator[Emission, None]:
         """The request's emissions, one a step, until the one with a finish_reason.
 
         Ending the iteration early, or cancelling the task, cancels the request on the rank. Raises RequestError,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import numpy as np
+
 from draftwing.core import NO_DRAFT, DraftShape, StepPlan
 from draftwing.drafters.base import DrafterTraits
 from draftwing.drafters.tree import full_size
@@ -45,13 +47,9 @@ class FixedPolicy:
         self._cut = lru_cache(maxsize=4096)(self._shape)
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
-        depth, nodes = self.largest.depth, self.largest.nodes
-        room = zip(inputs.speculate.tolist(), inputs.tokens_left.tolist(), inputs.nodes_left.tolist(), strict=True)
-        shapes = tuple(
-            self._cut(min(tokens - 1, depth), min(rows, nodes)) if speculate else NO_DRAFT
-            for speculate, tokens, rows in room
-        )
-        return StepPlan(self.drafter, shapes, self._reason)
+        depth = np.clip(inputs.tokens_left - 1, 0, self.largest.depth) * inputs.speculate
+        nodes = np.clip(inputs.nodes_left, 0, self.largest.nodes)
+        return StepPlan(self.drafter, tuple(map(self._cut, depth.tolist(), nodes.tolist())), self._reason)
 
     def _shape(self, depth: int, nodes: int) -> DraftShape:
         cut = self.largest.cut(depth, nodes)

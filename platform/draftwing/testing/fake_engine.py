@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftwing.core import AcceptanceSummary, Emission, EngineCounters, Request
@@ -130,9 +131,13 @@ def text_of(token: int) -> str:
     return chr(token) if 32 <= token < 127 else f"<{token}>"
 
 
-def build_fake_engine(config_json: str) -> FakeEngine:
-    """A fake as `FakeScript` fields in JSON say; after its load time, or its load error (kind:message)."""
+def build_fake_engine(config_json: str, progress: Callable[[str], None]) -> FakeEngine:
+    """A fake as `FakeScript` fields in JSON say; after its load time, or its load error (kind:message).
+
+    As a rank's factory: `draftwing.testing.fake_engine:build_fake_engine`.
+    """
     script = FakeScript(**json.loads(config_json or "{}"))
+    progress("loading the fake")
     time.sleep(script.load_s)
     if script.load_error is not None:
         kind, _, message = script.load_error.partition(":")

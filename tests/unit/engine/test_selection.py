@@ -1,0 +1,93 @@
+"""Searching wide rows by blocks gives what a plain look at every entry gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftwing.engine.selection import Entries, Peaks, best_of, padded, sort_descending
+
+# Blocks of one entry, of 256 by division, of 128, and padded.
+WIDTHS = [1, 7, 4096, 8192, 8320, 5003]
+
+
+def matrix(width: int, *, ties: bool, seed: int = 0) -> torch.Tensor:
+    values = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * 3
+    values = values.round() if ties else values
+    return values.masked_fill(torch.rand(3, width, generator=torch.Generator().manual_seed(seed + 1)) < 0.2, -torch.inf)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("divisor", [None, 0.7, 1e-4])
+def test_above_finds_every_entry(width: int, ties: bool, divisor: float | None) -> None:
+    raw = matrix(width, ties=ties)
+    divisors = None if divisor is None else torch.tensor([divisor, 1.0, 2.0])
+    values = raw if divisors is None else raw / divisors[:, None]
+    peaks = Peaks.of(raw, divisors)
+    assert torch.equal(peaks.maximum, values.amax(-1))
+    floor = torch.stack([values[0].quantile(0.9), values[1].amax(), torch.tensor(-torch.inf)])
+    found = peaks.above(floor)
+    rows, ids = torch.nonzero((values >= floor[:, None]) & (values > -torch.inf), as_tuple=True)
+    kept = found.take(torch.nonzero(found.values >= floor[found.rows]).flatten())
+    assert torch.equal(kept.rows, rows)
+    assert torch.equal(kept.ids, ids)
+    assert torch.equal(kept.values, values[rows, ids])
+    assert len(found.rows) - len(rows) <= (0 if divisor is None else 1 + width // 50)  # few are lower by rounding
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_argmax_takes_the_lowest_id(width: int) -> None:
+    values = matrix(width, ties=True)
+    expected = [int((row == row.max()).nonzero()[0]) for row in values]
+    assert Peaks.of(values).argmax().tolist() == expected
+    assert Peaks.of(values.bfloat16()).argmax().tolist() == expected
+
+
+def test_a_nan_is_the_maximum() -> None:
+    values = matrix(8192, ties=False)
+    values[1, 5000] = torch.nan
+    peaks = Peaks.of(values)
+    assert peaks.maximum.isnan().tolist() == [False, True, False]
+    assert peaks.argmax()[1] == 5000
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tops_are_entries(width: int) -> None:
+    values = matrix(width, ties=False)
+    divisors = torch.tensor([0.3, 1.0, 2.0])
+    ids, tops = Peaks.of(values, divisors).tops(32)
+    assert torch.equal(tops, (values / divisors[:, None]).gather(1, ids))
+    assert torch.equal(tops[:, 0], (values / divisors[:, None]).amax(-1))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_floor_is_reached_by_as_many_as_asked(width: int) -> None:
+    values = matrix(width, ties=True)
+    counts = torch.tensor([1, 20, 5000]).clamp_max(width)
+    floor = Peaks.of(values).floor(counts)
+    assert ((values >= floor[:, None]).sum(-1) >= counts).all()
+    assert floor[0] == values[0].max()
+
+
+@pytest.mark.parametrize("width", [7, 8192, 5003])
+def test_mass_is_the_same_in_any_company(width: int) -> None:
+    values = matrix(width, ties=False)
+    together = Peaks.of(values).mass()
+    assert torch.equal(together, torch.cat([Peaks.of(values[i : i + 1]).mass() for i in range(3)]))
+    expected = (values.double() - values.amax(-1, keepdim=True).double()).exp().sum(-1)
+    torch.testing.assert_close(together, expected, rtol=1e-6, atol=0)
+
+
+def test_padded_rows_keep_their_order() -> None:
+    entries = Entries(torch.tensor([0, 0, 2]), torch.tensor([4, 9, 1]), torch.tensor([1.0, 2.0, 3.0]))
+    values, ids = padded(entries, 3)
+    assert values.tolist() == [[1, 2], [-torch.inf, -torch.inf], [3, -torch.inf]]
+    assert ids[0].tolist() == [4, 9]
+    assert ids[2, 0] == 1
+    assert sort_descending(values).tolist() == [[2, 1], [-torch.inf, -torch.inf], [3, -torch.inf]]
+
+
+def test_best_of_takes_the_lowest_id_of_equals() -> None:
+    entries = Entries(torch.tensor([0, 0, 0, 2]), torch.tensor([3, 5, 8, 6]), torch.zeros(4))
+    assert best_of(entries, torch.tensor([1.0, 2.0, 2.0, 0.0]), 3).tolist() == [5, 0, 6]
