@@ -218,9 +218,8 @@ def main() -> int:
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     for entry in result["invariance_float32"]:
-        print(
-            f"R1 {entry['target']}: {entry['different']} of {entry['tokens']} tokens differ, {entry['accepted']} accepted"
-        )
+        counts = f"{entry['different']} of {entry['tokens']} tokens differ, {entry['accepted']} were drafted"
+        print(f"R1 {entry['target']}: {counts}")
     for size in ("gemma_270m", "llama_8b"):
         flips, grid = result[size]["flips_bf16"], result[size]["verify_cost"]
         print(f"{size}: {flips['flips']} of {flips['rows']} rows flip; 1 row {grid[0]['ms']} ms")

@@ -35,7 +35,8 @@ class PackedLinear(nn.Module):
         return result
 
 
-def _packable(module: nn.Module) -> bool:
+def _packable(module: nn.Linear) -> bool:
+    """A plain Linear: a subclass may compute something else."""
     return type(module) is nn.Linear and module.weight.dtype is torch.float32 and module.weight.device.type == "cpu"
 
 
@@ -44,13 +45,12 @@ def packed_bytes(model: nn.Module) -> int:
     onednn: Any = torch.backends.mkldnn
     if not onednn.is_available():
         return 0
-    weights = (m.weight for m in model.modules() if _packable(m))
-    return sum(w.numel() * w.element_size() for w in weights)  # type: ignore[operator, union-attr]
+    return sum(m.weight.nbytes for m in model.modules() if isinstance(m, nn.Linear) and _packable(m))
 
 
 def pack_linears(model: nn.Module) -> None:
     """Give every float32 Linear on a CPU its packed copy."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if _packable(child):
-                setattr(parent, name, PackedLinear(child))  # type: ignore[arg-type]
+            if isinstance(child, nn.Linear) and _packable(child):
+                setattr(parent, name, PackedLinear(child))
