@@ -24,8 +24,10 @@ class SetupError(DraftwingError):
 class RequestError(DraftwingError):
     """A request that can't be served as asked: HTTP 4xx with the field, its value and what is accepted.
 
-    param: dotted field name. code: the error code of the API contract.
+    param: dotted field name. code: the error code of the API contract. On the command line: exit code 2.
     """
+
+    exit_code = 2
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request_error") -> None:
         super().__init__(message)

@@ -135,7 +135,7 @@ def test_wrong_usage_is_exit_code_2_and_no_flag_can_be_shortened(
         (ConfigError("one\ntwo"), 2, "error: one\nerror: two\n"),
         (SetupError("port 8000 is taken"), 3, "error: port 8000 is taken\n"),
         (DraftwingError("it failed"), 1, "error: it failed\n"),
-        (RequestError("n is 0"), 1, "error: n is 0\n"),
+        (RequestError("n is 0"), 2, "error: n is 0\n"),
         (DraftwingError(), 1, "error: DraftwingError\n"),
         (ValueError("a\n b"), 1, "error: ValueError: a b (a bug; --debug shows where)\n"),
         (KeyboardInterrupt(), 130, ""),

@@ -108,3 +108,14 @@ def print_json(document: dict[str, Any]) -> None:
     """A result as one JSON document on stdout. It must hold a `schema` version."""
     json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def say(line: str = "") -> None:
+    """A line of a result, on stdout."""
+    sys.stdout.write(line + "\n")
+
+
+def tell(line: str) -> None:
+    """A line of progress, on stderr at once."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

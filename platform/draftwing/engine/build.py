@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.drafters.registry import make_drafter
 from draftwing.engine import attention
-from draftwing.engine.admission import Admission
+from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.linear import pack_linears
+from draftwing.engine.linear import pack_linears, packed_bytes
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.memory import available_bytes
-from draftwing.engine.runner import ModelRunner, Runner, kv_bytes_per_slot, probe_layers
+from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
 from draftwing.engine.text import Decoder
-
-# TOK
+from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import SetupError
 from draftwing.policy.base import Policy
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
+PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """What the engine must know of its target beside the runner. decoder None: no tokenizer."""
+def build_local(config: Config, *, progress: Progress | None = None) -> tuple[Engine, TextTokenizer | None]:
+    """Load everything a config names; the tokenizer is None where the model has none.
 
-    context: int
-    eos_token_ids: tuple[int, ...]
-    decoder: Decoder | None = None
-
-
-def assemble(
-    runner: Runner, facts: TargetFacts, *, pool: BlockPool, limits: Limits, drafter: Drafter, policy: Policy
-) -> Engine:
-    """An engine from its parts; the drafter is bound already."""
-    admission = Admission(
-        pool=pool,
-        context=facts.context,
-        queue=limits.queue,
-        vocab_size=runner.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
-        decoder=facts.decoder,
-    )
-    return Engine(runner=runner, pool=pool, limits=limits, drafter=drafter, policy=policy, admission=admission)
-
-
-def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
-    """Load everything a config names. ConfigError or SetupError, before anything heavy where it can be known."""
+    ConfigError or SetupError, before anything heavy where it can be known.
+    """
     tell = progress or (lambda _: None)
     folder = resolve_model(config.model, progress=tell)
     tell(f"loading {folder.path}")
@@ -68,7 +46,13 @@ def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
         trust_remote_code=config.model.trust_remote_code,
         threads=config.model.cpu_threads,
     )
-    return engine_for(config, target, decoder=None, progress=tell)
+    tokenizer = load_tokenizer(folder)
+    return engine_for(config, target, decoder=tokenizer, progress=tell), tokenizer
+
+
+def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
+    """The engine of `build_local` alone, for a rank: text comes and goes as tokens there."""
+    return build_local(config, progress=progress)[0]
 
 
 def engine_for(
@@ -77,8 +61,7 @@ def engine_for(
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
-    if target.device.type == "cpu" and (packed := pack_linears(target.model)):
-        tell(f"packed {packed} weights for skinny products")
+    pack(target, tell)
     context = min(config.limits.context or target.context_length, target.context_length)
     pool = plan_cache(config, target, layers, context)
     tell(f"cache of {pool.tokens} tokens, {pool.tokens * kv_bytes_per_slot(layers, target.dtype) / 2**20:.0f} MiB")
@@ -96,6 +79,21 @@ def engine_for(
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
+
+
+def pack(target: LoadedTarget, tell: Progress) -> None:
+    """Pack the weights for skinny products where the copies leave room for the cache."""
+    needed = packed_bytes(target.model)
+    free = available_bytes(target.device)
+    if not needed:
+        return
+    if needed > PACK_FRACTION * free:
+        tell(
+            f"weights are not packed for verifying: {needed / 2**20:.0f} MiB more, of {free / 2**20:.0f} MiB available"
+        )
+        return
+    tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
+    pack_linears(target.model)
 
 
 def drafter_and_policy(config: Config, target: LoadedTarget, context: int) -> tuple[Drafter, Policy]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from draftwing.core import AcceptanceSummary, DraftShape, Emission, FinishReason, Request, TokenLogprob
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.drafters.none import NoneDrafter
-from draftwing.engine.build import TargetFacts, assemble
+from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import Runner
 from draftwing.engine.scheduler import Limits

@@ -1,0 +1,143 @@
+"""`draftwing verify`: prove on this machine that speculation changes no token (rule R1), for any config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
+from draftwing.core import Request, SamplingParams
+from draftwing.errors import ConfigError
+
+if TYPE_CHECKING:
+    from draftwing.testing.same_tokens import Comparison
+
+SCHEMA = 1
+PROMPTS = (
+    "The three laws of motion are",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "Once upon a time, in a village by the sea, there lived",
+    "Alice said: the cat sat on the mat. Bob said: the cat sat on the mat. Carol said:",
+)
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 7},
+    "sampled, cut and penalised": {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 50,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "seed": 11,
+    },
+}
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "verify",
+        help="prove that speculation changes no token",
+        description="Decode prompts plainly, one at a time, then all together with the configured drafter, and compare "
+        "every token: greedy, sampled, and with cuts and penalties.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}; default: built in')
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    add_config_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from_args(args).config
+    texts = _texts(args.prompts)
+    from draftwing.engine.build import build_local
+    from draftwing.engine.offline import acceptance_length, run_all
+    from draftwing.testing.near_tie import gap_of
+    from draftwing.testing.same_tokens import compare_tokens
+
+    engine, tokenizer = build_local(config, progress=tell)
+    prompts = [tokenizer.encode(t) for t in texts] if tokenizer else _random_prompts(engine.runner.vocab_size)
+    rows = []
+    for kind, settings in KINDS.items():
+        params = SamplingParams(max_tokens=args.max_tokens, **settings)
+        requests = [Request(f"{kind}/{i}", prompt, params) for i, prompt in enumerate(prompts)]
+        plain = [run_all(engine, [replace(r, params=replace(params, speculate=False))])[0] for r in requests]
+        drafted_before = engine.counters.draft_tokens
+        outputs = run_all(engine, requests)
+        rows.append(
+            {
+                "kind": kind,
+                "comparison": compare_tokens(
+                    [o.token_ids for o in plain],
+                    [o.token_ids for o in outputs],
+                    near_tie=gap_of(engine, requests, [o.token_ids for o in plain]),
+                ),
+                "drafted": engine.counters.draft_tokens - drafted_before,
+                "acceptance_length": acceptance_length(outputs),
+            }
+        )
+    engine.check()
+    return _report(rows, config.policy.mode, len(prompts), as_json=args.json)
+
+
+def _texts(path: Path | None) -> list[str]:
+    if path is None:
+        return list(PROMPTS)
+    texts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {path} can't be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--prompts {path} line {number} is not JSON: {error.msg}") from error
+        if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+            raise ConfigError(f'--prompts {path} line {number}: expected an object with a text "prompt"')
+        texts.append(entry["prompt"])
+    if not texts:
+        raise ConfigError(f"--prompts {path} holds no prompt")
+    return texts
+
+
+def _random_prompts(vocab_size: int) -> list[list[int]]:
+    """Prompts for a target without tokenizer; each repeats a stretch, so that lookup finds something."""
+    draw = random.Random(0)
+    stretches = [[draw.randrange(vocab_size) for _ in range(length)] for length in (5, 9, 14, 23)]
+    return [stretch + stretch[: len(stretch) // 2] for stretch in stretches]
+
+
+def _report(rows: list[dict[str, Any]], mode: str, prompts: int, *, as_json: bool) -> int:
+    passed = all(row["comparison"].passed for row in rows)
+    if as_json:
+        entries = [{**row, "comparison": _entry(row["comparison"])} for row in rows]
+        print_json({"schema": SCHEMA, "policy": mode, "prompts": prompts, "passed": passed, "kinds": entries})
+        return 0 if passed else 1
+    say(f"{prompts} prompts, one at a time and plain, against all together with policy {mode}")
+    for row in rows:
+        say(
+            f"{row['kind']:26s} {row['comparison']}; {row['drafted']} nodes drafted, "
+            f"acceptance length {row['acceptance_length']:.2f}"
+        )
+    if not any(row["drafted"] for row in rows):
+        say("nothing was drafted: choose a drafter and a policy (--drafter ngram --draft-tokens 4) to compare more")
+    say("identical" if all(row["comparison"].identical for row in rows) else "passed" if passed else "NOT IDENTICAL")
+    return 0 if passed else 1
+
+
+def _entry(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "tokens": comparison.tokens,
+        "identical": comparison.identical,
+        "passed": comparison.passed,
+        "near_ties": [str(d) for d in comparison.near_ties],
+        "faults": [str(d) for d in comparison.faults],
+    }
