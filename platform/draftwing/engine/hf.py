@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from draftwing.errors import ConfigError
+from draftwing.errors import ConfigError, SetupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,20 @@ def quiet() -> None:
 def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a config class, or the model author's own code, may raise anything
+        raise ConfigError(f"{folder / 'config.json'} can't be used ({one_line(error)})") from error
+
+
+def uses_our_attention(config: Any) -> bool:
+    """Whether a model class, known only now because its code came with the model, takes registered attention."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config, trust_remote_code=True)
+    return bool(getattr(model, "_supports_attention_backend", False))
 
 
 def load_model(
@@ -43,17 +56,23 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    model, info = auto.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        device_map={"": device} if device.type != "cpu" else None,
-        attn_implementation=attention,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
+    try:
+        model, info = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            device_map={"": device} if device.type != "cpu" else None,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise SetupError(f"memory ran out while loading {folder}; use a smaller model or free memory") from error
+    except Exception as error:  # transformers and remote code may raise anything
+        raise ConfigError(f"transformers can't load {folder} ({one_line(error)})") from error
     mismatched = tuple(str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"])
     report = LoadingReport(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])), mismatched)
     return cast("nn.Module", model), report

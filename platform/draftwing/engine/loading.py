@@ -9,11 +9,15 @@ import torch
 from torch import nn
 
 from draftwing.engine import attention, hf
-from draftwing.engine.model_folder import ModelFolder, read_config, read_json
-from draftwing.engine.weight_files import WeightFiles, read_weight_files
+from draftwing.engine.memory import available_bytes, machine_bytes
+from draftwing.engine.model_folder import ModelFolder, inspect, read_json
+from draftwing.engine.supported import VERIFIED, check_quantization
+from draftwing.engine.weight_files import WeightFiles
 from draftwing.errors import ConfigError, SetupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What a process needs beside its weights: torch itself, activations, a first KV cache.
+HEADROOM = 400_000_000
 STORED = {"F64": torch.float32, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -67,6 +71,21 @@ def choose_dtype(dtype: str, weights: WeightFiles, device: torch.device) -> torc
     return chosen
 
 
+def check_memory(folder: ModelFolder, weights: WeightFiles, dtype: torch.dtype, device: torch.device) -> None:
+    """SetupError, naming what is needed and what is there, when the weights won't fit."""
+    needed = int(1.05 * weights.bytes_as(dtype.itemsize)) + HEADROOM
+    free = available_bytes(device)
+    if needed <= free:
+        return
+    where = f"free on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else machine_bytes()[1]
+    half = "set model.dtype: bfloat16 (half the memory), " if dtype is torch.float32 else ""
+    name = str(dtype).removeprefix("torch.")
+    raise SetupError(
+        f"{folder.source} in {name} takes about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB is {where}; "
+        f"{half}use a smaller model or free memory"
+    )
+
+
 def eos_token_ids(folder: ModelFolder, config: Any) -> tuple[int, ...]:
     """generation_config.json decides where it names any, as in transformers; else the model's config."""
     path = folder.path / "generation_config.json"
@@ -76,6 +95,13 @@ def eos_token_ids(folder: ModelFolder, config: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(dict.fromkeys(eos)) if isinstance(eos, list | tuple) else (int(eos),)
+
+
+def context_length(folder: ModelFolder, config: Any) -> int:
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int) or length < 1:
+        raise ConfigError(f"{folder.path}: its config.json names no max_position_embeddings (the context length)")
+    return length
 
 
 def _check_report(folder: ModelFolder, report: hf.LoadingReport) -> None:
@@ -107,13 +133,19 @@ def load_target(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    read_config(folder.path)
-    weights = read_weight_files(folder.path)
+    check_quantization(quantization)
+    raw, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
     where = choose_device(device)
     kind = choose_dtype(dtype, weights, where)
+    check_memory(folder, weights, kind, where)
     hf.quiet()
     attention.register()
     config = hf.load_config(folder.path, trust_remote_code=trust_remote_code)
+    if raw["model_type"] not in VERIFIED and not hf.uses_our_attention(config):
+        raise ConfigError(
+            f"{folder.source} has Python code of its own whose attention Draftwing can't replace; "
+            "it needs a version of the model that transformers supports itself"
+        )
     model, report = hf.load_model(
         folder.path,
         config,
@@ -129,7 +161,7 @@ def load_target(
         config=text,
         vocab_size=int(text.vocab_size),
         eos_token_ids=eos_token_ids(folder, text),
-        context_length=int(text.max_position_embeddings),
+        context_length=context_length(folder, text),
         device=where,
         dtype=kind,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from draftwing.engine.supported import check_config
 from draftwing.engine.weight_files import WeightFiles, read_weight_files
 from draftwing.errors import ConfigError
 
@@ -102,10 +103,18 @@ def _digest(folder: Path, weights: WeightFiles) -> str:
     return total.hexdigest()
 
 
-def open_folder(path: Path, *, source: str, revision: str | None = None) -> ModelFolder:
+def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[dict[str, Any], WeightFiles]:
+    """config.json and weight headers of a folder that can be served; ConfigError otherwise. Milliseconds."""
+    config = read_config(folder)
+    check_config(config, str(folder), trust_remote_code=trust_remote_code)
+    return config, read_weight_files(folder)
+
+
+def open_folder(
+    path: Path, *, source: str, revision: str | None = None, trust_remote_code: bool = False
+) -> ModelFolder:
     """Check a model folder's files (weights by their headers) and identify it."""
     folder = path.expanduser().absolute()
-    read_config(folder)
-    weights = read_weight_files(folder)
+    _, weights = inspect(folder, trust_remote_code=trust_remote_code)
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     return ModelFolder(folder, source, revision, _digest(folder, weights), has_tokenizer)

@@ -82,6 +82,6 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
     auto: Any = AutoTokenizer
     try:
         tokenizer = auto.from_pretrained(folder.path, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception as error:
+    except Exception as error:  # tokenizers raises a plain Exception for a damaged file
         raise ConfigError(f"the tokenizer in {folder.path} can't be loaded ({one_line(error)})") from error
     return TextTokenizer(tokenizer)
