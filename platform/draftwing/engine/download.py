@@ -11,8 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from http import HTTPStatus
 from pathlib import Path
 
+import httpx2
 from huggingface_hub import HfApi, get_token, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -25,7 +28,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
     RevisionResolutionError,
 )
-from huggingface_hub.utils import disable_progress_bars, filter_repo_objects
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from draftwing.engine.cache import Progress, need_disk
 from draftwing.engine.model_folder import read_json
@@ -38,6 +41,8 @@ WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 UNWANTED = ["*/*", "consolidated*"]
 ANSWER_S = 10  # how long the hub may take to answer before it counts as unreachable
 REPORT_S = 5.0
+# What the client raises when there is no answer, when one ends early, and (with a 5xx status) when the hub is down.
+UNREACHABLE = (httpx2.TransportError, LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +73,20 @@ def _answered(hub: Hub, repo: str, revision: str | None, error: HfHubHTTPError) 
         then = "with the account of your HF_TOKEN" if token else "and set HF_TOKEN to a token of that account"
         return SetupError(f"{repo} is gated: accept its terms at {page} {then}")
     if isinstance(error, RevisionNotFoundError):
-        return ConfigError(f"model.revision {revision!r} does not exist in {repo}; its branches and tags: {page}/tree/main")
-    if status == 401 and not token:
-        return SetupError(f"{repo} does not exist or is private ({page}); check the name, or set HF_TOKEN if it is private")
-    if status == 401 and not isinstance(error, RepositoryNotFoundError):
-        return SetupError(f"{hub.endpoint} does not accept your HF_TOKEN (401); make a new one at {hub.endpoint}/settings/tokens")
+        return ConfigError(f"model.revision {revision!r} does not exist in {repo}; see {page}/tree/main")
+    if status == HTTPStatus.UNAUTHORIZED and not token:
+        return SetupError(f"{repo} does not exist or is private ({page}); check the name, or set HF_TOKEN")
+    if status == HTTPStatus.UNAUTHORIZED and not isinstance(error, RepositoryNotFoundError):
+        return SetupError(f"{hub.endpoint} does not accept your HF_TOKEN; make one at {hub.endpoint}/settings/tokens")
     if isinstance(error, RepositoryNotFoundError):
         return ConfigError(
-            f"model.path {repo} is no folder here and no repository at {hub.endpoint} that your token may see; check the name"
+            f"model.path {repo} is no folder here and no repository at {hub.endpoint} that you may see; check the name"
         )
-    if status == 403:
-        return SetupError(f"your HF_TOKEN may not read {repo} (403); give it read access, or accept the terms at {page}")
-    return SetupError(f"{hub.endpoint} answered {status} for {repo}; try again later, or set model.offline to use the cache")
+    if status == HTTPStatus.FORBIDDEN:
+        return SetupError(f"your HF_TOKEN may not read {repo}; give it read access, or accept the terms at {page}")
+    return SetupError(
+        f"{hub.endpoint} answered {status} for {repo}; try again later, or use its cached copy: model.offline"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -88,17 +95,27 @@ def _reason(error: BaseException) -> str:
     return f"{type(cause).__name__}: {text[0][:120]}" if text else type(cause).__name__
 
 
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
 @contextmanager
 def _explained(hub: Hub, repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the hub client's exceptions into ours."""
+    """Turn the hub's refusals into ours; what only says that it can't be reached passes."""
     try:
         yield
     except HFValidationError as error:
         raise ConfigError(f"model.path {repo} is no folder, no file and no hub id ({_reason(error)})") from error
-    except HfHubHTTPError as error:
-        raise _answered(hub, repo, revision, error) from error
+    except LocalEntryNotFoundError:
+        raise
     except EntryNotFoundError as error:
-        raise ConfigError(f"{repo} has no config.json, so it is no transformers model ({_reason(error)})") from error
+        raise ConfigError(f"{repo} has no config.json, so it is no transformers model") from error
+    except HfHubHTTPError as error:
+        if error.response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
+        raise _answered(hub, repo, revision, error) from error
+    except PermissionError as error:
+        raise SetupError(f"the cache {hub.cache} can't be written ({error.strerror}); set model.cache_dir") from error
 
 
 def _from_cache(hub: Hub, repo: str, revision: str | None, wanted: list[str]) -> tuple[Path, str]:
@@ -150,10 +167,10 @@ def _fetch(
     config = hf_hub_download(repo, "config.json", revision=at, cache_dir=hub.cache, endpoint=hub.endpoint)
     check_config(read_json(Path(config)), repo, trust_remote_code=trust_remote_code)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    names = list(filter_repo_objects(sizes, allow_patterns=wanted, ignore_patterns=UNWANTED))
+    names = [name for name in sizes if _matches(name, wanted) and not _matches(name, UNWANTED)]
     if not any(name.endswith(".safetensors") for name in names):
         raise ConfigError(
-            f"{repo} has no safetensors weights; Draftwing reads no pickled ones: choose a repository or a revision that has"
+            f"{repo} has no safetensors weights, and pickled ones are not read; choose a repository with them"
         )
     total = sum(sizes[name] for name in names)
     need_disk(hub.cache, total, f"downloading {repo}")
@@ -176,21 +193,24 @@ def download(
     """A hub model's folder in the hub cache and its commit. All files are of that one commit.
 
     Refuses a model that can't be served after its config.json, before its weights. When the hub can't be reached the
-    cached copy is used, and said so. ConfigError: the name, the revision or the model. SetupError: token, network, disk.
+    cached copy is used, and said so. ConfigError: the name, the revision or the model. SetupError: token, network or
+    disk.
     """
     wanted = [*WANTED, "*.py"] if trust_remote_code else WANTED
-    missing = (
-        f"{repo}{f' at {revision}' if revision else ''} is not in the cache {hub.cache}; start once with the hub reachable, "
-        "or name a local folder"
-    )
-    if hub.offline:
+    reason = "offline mode is on"
+    if not hub.offline:
         try:
             with _explained(hub, repo, revision):
-                return _from_cache(hub, repo, revision, wanted)
-        except (LocalEntryNotFoundError, RevisionResolutionError) as error:
-            raise SetupError(f"offline mode is on and {missing}") from error
+                return _fetch(hub, repo, revision, wanted, trust_remote_code, progress)
+        except UNREACHABLE as error:
+            reason = f"{hub.endpoint} can't be reached ({_reason(error)})"
     try:
-        with _explained(hub, repo, revision):
-            return _fetch(hub, repo, revision, wanted, trust_remote_code, progress)
-    except (OSError, OfflineModeIsEnabled) as error:
-        ...
+        folder, commit = _from_cache(hub, repo, revision, wanted)
+    except (LocalEntryNotFoundError, RevisionResolutionError) as error:
+        what = f"{repo} at {revision}" if revision else repo
+        raise SetupError(
+            f"{reason}, and {what} is not whole in the cache {hub.cache}; start once with the hub reachable, "
+            "or name a local folder"
+        ) from error
+    progress(f"{reason}: using {repo} at {commit[:8]} from the cache")
+    return folder, commit

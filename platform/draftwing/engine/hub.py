@@ -9,8 +9,10 @@ from pathlib import Path
 
 from draftwing.config_models import ModelConfig
 from draftwing.engine.cache import Progress, cache_root, only_one, silent
+from draftwing.engine.download import HUB_ID, Hub, download
 from draftwing.engine.gguf_cache import check_gguf, convert, converted, converted_folder
 from draftwing.engine.model_folder import ModelFolder, open_folder
+from draftwing.engine.supported import check_quantization
 from draftwing.errors import ConfigError
 
 DEMO_MODEL = "gemma-3-270m"
@@ -51,17 +53,24 @@ def resolve_model(model: ModelConfig, progress: Progress = silent) -> ModelFolde
     progress is given one line at a time. ConfigError: the name or the files are wrong. SetupError: the hub can't be
     reached, or memory or disk don't suffice.
     """
-    name = model.path
+    check_quantization(model.quantization)
+    name, trust = model.path, model.trust_remote_code
     root = cache_root() if model.cache_dir is None else Path(model.cache_dir).expanduser().absolute()
     path = Path(name).expanduser()
     if not name:
         raise ConfigError("model.path is not set; name a folder, a GGUF file or a hub id")
     if path.is_dir():
-        return open_folder(path, source=name)
+        return open_folder(path, source=name, trust_remote_code=trust)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(f"model.path {name} is a file; accepted: a folder, a .gguf file or a hub id")
         return open_folder(converted(path, progress, root), source=name)
     if name == DEMO_MODEL:
         return open_folder(demo_model(progress, root), source=name)
-    raise ConfigError(f"model.path {name} does not exist")
+    if not HUB_ID.fullmatch(name):
+        raise ConfigError(
+            f"model.path {name} does not exist; accepted: a folder, a .gguf file, a hub id (org/name), or {DEMO_MODEL}"
+        )
+    hub = Hub.from_environment(cache=Path(model.cache_dir) if model.cache_dir else None, offline=model.offline)
+    folder, commit = download(name, model.revision, hub, progress, trust_remote_code=trust)
+    return open_folder(folder, source=name, revision=commit, trust_remote_code=trust)
