@@ -90,6 +90,8 @@ def _answered(hub: Hub, repo: str, revision: str | None, error: HfHubHTTPError) 
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, HfHubHTTPError):
+        return f"it answered {error.response.status_code}"
     cause = error.__cause__ or error
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[0][:120]}" if text else type(cause).__name__

@@ -51,8 +51,8 @@ def uses_our_attention(config: Any) -> bool:
 
 def load_model(
     folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device, attention: str, trust_remote_code: bool
-) -> tuple[nn.Module, LoadingReport]:
-    """The causal language model of a folder in eval mode, weights read from memory-mapped safetensors."""
+) -> tuple[nn.Module, Any, LoadingReport]:
+    """The causal language model of a folder and its text config; weights come from memory-mapped safetensors."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -75,7 +75,7 @@ def load_model(
         raise ConfigError(f"transformers can't load {folder} ({one_line(error)})") from error
     mismatched = tuple(str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"])
     report = LoadingReport(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])), mismatched)
-    return cast("nn.Module", model), report
+    return cast("nn.Module", model), model.config.get_text_config(), report
 
 
 def convert_gguf_weights(gguf: Path, folder: Path, vocabulary: int | None, elements: int) -> str:

@@ -146,7 +146,7 @@ def load_target(
             f"{folder.source} has Python code of its own whose attention Draftwing can't replace; "
             "it needs a version of the model that transformers supports itself"
         )
-    model, report = hf.load_model(
+    model, text, report = hf.load_model(
         folder.path,
         config,
         dtype=kind,
@@ -155,7 +155,6 @@ def load_target(
         trust_remote_code=trust_remote_code,
     )
     _check_report(folder, report)
-    text = config.get_text_config()
     return LoadedTarget(
         model=model.eval().requires_grad_(False),
         config=text,

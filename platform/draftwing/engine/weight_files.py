@@ -80,9 +80,11 @@ def read_header(path: Path) -> tuple[bytes, dict[str, StoredTensor]]:
         raise _damaged(path, f"it ends inside its header ({size} bytes)")
     try:
         entries = json.loads(header)
-        entries.pop("__metadata__", None)
-    except (ValueError, AttributeError) as error:
-        raise _damaged(path, "its header is not a JSON object") from error
+    except ValueError:
+        entries = None
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not a JSON object")
+    entries.pop("__metadata__", None)
     tensors: dict[str, StoredTensor] = {}
     spans = []
     for name, entry in entries.items():
