@@ -55,7 +55,8 @@ def test_download_once_then_from_the_cache(hub: FakeHub, tmp_path: Path) -> None
     assert first.revision == sha
     assert first.path.is_relative_to(tmp_path / "hf" / "hub")
     assert first.digest == open_folder(golden("llama8"), source="local").digest
-    assert NAME in lines[0] and sha[:8] in lines[0]
+    assert NAME in lines[0]
+    assert sha[:8] in lines[0]
     hub.requests.clear()
     assert find() == first
     assert not [path for _, path in hub.requests if "/resolve/" in path]
@@ -64,7 +65,7 @@ def test_download_once_then_from_the_cache(hub: FakeHub, tmp_path: Path) -> None
 def test_other_copies_of_the_weights_are_not_downloaded(hub: FakeHub) -> None:
     hub.add(NAME, golden("llama8"))
     files = hub.repos[NAME].commits[hub.repos[NAME].refs["main"]]
-    extra = {name: b"x" for name in ("pytorch_model.bin", "consolidated.safetensors", "onnx/model.json", "setup.py")}
+    extra = dict.fromkeys(("pytorch_model.bin", "consolidated.safetensors", "onnx/model.json", "setup.py"), b"x")
     hub.commit(NAME, {**files, **extra})
     assert {path.name for path in find().path.iterdir()} == set(files)
 
@@ -108,7 +109,8 @@ def test_unreachable_hub_uses_the_cache_and_says_so(hub: FakeHub, monkeypatch: p
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     lines: list[str] = []
     assert find(lines=lines) == online
-    assert "can't be reached" in lines[0] and "from the cache" in lines[0]
+    assert "can't be reached" in lines[0]
+    assert "from the cache" in lines[0]
 
 
 def closed_port() -> int:
