@@ -70,15 +70,15 @@ def find_cut(peaks: Peaks, rows: SampleRows) -> Cut | None:
     if uncut.all():
         return None
     floors, totals = _floors(peaks, limits)
-    values, ids = padded(peaks.above(floors.masked_fill(uncut, torch.inf)), len(rows))
-    ordered = sort_descending(values)
-    count = _prefix(ordered, limits, peaks.maximum, totals)
-    last = ordered.gather(1, (count - 1)[:, None])
-    equal = values == last
-    wanted = count - (ordered > last).sum(-1)
-    place = (equal & (equal.cumsum(-1) == wanted[:, None])).int().argmax(-1)
-    value = last[:, 0].masked_fill(uncut, -torch.inf)
-    return Cut(value, ids.gather(1, place[:, None])[:, 0].masked_fill(uncut, width))
+    entries = peaks.above(floors.masked_fill(uncut, torch.inf))
+    ordered = sort_descending(padded(entries.rows, entries.values, len(rows), -torch.inf))
+    count = _prefix(ordered, limits, peaks.maximum, totals)[:, None]
+    last = ordered.gather(1, count - 1)
+    # Of the entries equal to the last one, as many as the prefix holds, lowest ids first.
+    equal = entries.take(nonzero(entries.values == last[entries.rows, 0]))
+    wanted = count - (ordered > last).sum(-1, keepdim=True)
+    last_id = padded(equal.rows, equal.ids, len(rows), width).gather(1, (wanted - 1).masked_fill(uncut[:, None], 0))
+    return Cut(last[:, 0].masked_fill(uncut, -torch.inf), last_id[:, 0].masked_fill(uncut, width))
 
 
 def _floors(peaks: Peaks, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:

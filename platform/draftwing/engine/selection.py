@@ -109,7 +109,7 @@ class Peaks:
         raw = self.raw.view(-1, self.size)
         step = _CACHED // self.size if raw.device.type == "cpu" else max(len(blocks), 1)
         parts = [
-            nonzero(at_least(raw[blocks[i : i + step]], floors[i : i + step]).flatten()) + i * self.size
+            nonzero(at_least(raw.index_select(0, blocks[i : i + step]), floors[i : i + step]).flatten()) + i * self.size
             for i in range(0, len(blocks), step)
         ]
         return blocks, torch.cat(parts) if parts else blocks
@@ -160,16 +160,14 @@ def sort_descending(values: torch.Tensor) -> torch.Tensor:
     return values.sort(dim=-1, descending=True).values
 
 
-def padded(entries: Entries, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entries as matrices of the longest row's width, in id order: values, -inf beyond a row's own, and ids."""
-    counts = torch.bincount(entries.rows, minlength=rows)
-    columns = torch.arange(len(entries.rows), device=counts.device) - (counts.cumsum(0) - counts)[entries.rows]
-    width = max(int(counts.max().item()), 1) if rows else 1
-    values = torch.full((rows, width), -torch.inf, device=counts.device)
-    ids = torch.zeros((rows, width), dtype=torch.int64, device=counts.device)
-    values[entries.rows, columns] = entries.values
-    ids[entries.rows, columns] = entries.ids
-    return values, ids
+def padded(rows: torch.Tensor, values: torch.Tensor, count: int, fill: float) -> torch.Tensor:
+    """Values [E] as a matrix [count, the longest row's], each row in their order; rows [E] ascending."""
+    sizes = torch.bincount(rows, minlength=count)
+    columns = torch.arange(len(rows), device=rows.device) - (sizes.cumsum(0) - sizes)[rows]
+    width = int(sizes.max().item()) if count else 0
+    matrix = torch.full((count, max(width, 1)), fill, dtype=values.dtype, device=rows.device)
+    matrix[rows, columns] = values
+    return matrix
 
 
 def best_of(entries: Entries, scores: torch.Tensor, rows: int) -> torch.Tensor:

@@ -80,12 +80,10 @@ def test_mass_is_the_same_in_any_company(width: int) -> None:
 
 
 def test_padded_rows_keep_their_order() -> None:
-    entries = Entries(torch.tensor([0, 0, 2]), torch.tensor([4, 9, 1]), torch.tensor([1.0, 2.0, 3.0]))
-    values, ids = padded(entries, 3)
+    values = padded(torch.tensor([0, 0, 2]), torch.tensor([1.0, 2.0, 3.0]), 3, -torch.inf)
     assert values.tolist() == [[1, 2], [-torch.inf, -torch.inf], [3, -torch.inf]]
-    assert ids[0].tolist() == [4, 9]
-    assert ids[2, 0] == 1
     assert sort_descending(values).tolist() == [[2, 1], [-torch.inf, -torch.inf], [3, -torch.inf]]
+    assert padded(torch.tensor([1]), torch.tensor([7]), 2, 9).tolist() == [[9], [7]]
 
 
 def test_best_of_takes_the_lowest_id_of_equals() -> None:
