@@ -37,6 +37,7 @@ class Choice:
     finite: npt.NDArray[np.bool_]
 
 
+@torch.inference_mode()
 def choose(logits: torch.Tensor, rows: SampleRows) -> Choice:
     """The target's token at each row: logits [M, V], float32 or bf16."""
     tokens = np.zeros(len(rows), dtype=np.int64)
@@ -49,6 +50,7 @@ def choose(logits: torch.Tensor, rows: SampleRows) -> Choice:
     return Choice(tokens, finite)
 
 
+@torch.inference_mode()
 def probabilities(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     """The distribution each row's token is drawn from, float32 [M, V]; one-hot at temperature 0, NaN if not finite."""
     values = process(logits, rows)

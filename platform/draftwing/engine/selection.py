@@ -50,7 +50,7 @@ class Peaks:
         size = _block_size(width)
         if width % size:
             raw = torch.nn.functional.pad(raw, (0, size - width % size), value=-torch.inf)
-        raw = raw.reshape(rows, -1, size)
+        raw = raw.contiguous().view(rows, -1, size)
         maxima = (raw.amax(-1) if size > 1 else raw[..., 0]).float()
         if divisors is not None:
             maxima = maxima / divisors[:, None]
@@ -89,8 +89,9 @@ class Peaks:
 
     def mass(self) -> torch.Tensor:
         """Sum of e**(value - maximum) over each row, float64 [R]; by blocks, so it is the same in any company."""
-        rows = range(len(self.raw))
-        parts = [(self._divide(self.raw[r], slice(r, r + 1)) - self.maximum[r]).exp_().sum(-1)[None] for r in rows]
+        step = 1 if self.raw.device.type == "cpu" else max(len(self.raw), 1)
+        rows = [slice(i, i + step) for i in range(0, len(self.raw), step)]
+        parts = [(self._divide(self.raw[r], r) - self.maximum[r, None, None]).exp_().sum(-1) for r in rows]
         return torch.cat(parts).double().sum(-1)
 
     def above(self, floor: torch.Tensor) -> Entries:
@@ -124,11 +125,11 @@ class Peaks:
         return Entries(rows, ids, self._divide(values, rows))
 
     def _divide(self, raw: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Values of entries [...] or [..., size], given the row of each."""
+        """Values of numerators, given the row of each, or of each leading index."""
         if self.divisors is None:
             return raw.float()
         divisors = self.divisors[rows]
-        return raw.float() / (divisors if divisors.ndim == raw.ndim else divisors[..., None])
+        return raw.float() / divisors.view(divisors.shape + (1,) * (raw.ndim - divisors.ndim))
 
 
 def _block_size(width: int) -> int:

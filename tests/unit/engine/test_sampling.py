@@ -70,6 +70,15 @@ def test_bfloat16() -> None:
         assert_as_naive(choose(logits, verify_rows(batch)), logits, batch)
 
 
+@pytest.mark.parametrize("width", [64, 8192, 5003])
+def test_logits_of_any_layout(width: int) -> None:
+    rows = verify_rows([Sequence(SamplingParams(top_p=0.9, seed=4), 0, [1], [], [2, 3], [])])
+    columns = torch.randn(width, 3, generator=torch.Generator().manual_seed(2)) * 3
+    expected = choose(columns.T.contiguous(), rows).tokens
+    assert (choose(columns.T, rows).tokens == expected).all()
+    assert (choose(columns.T.clone().requires_grad_(), rows).tokens == expected).all()
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_a_row_chooses_the_same_in_any_company(data: st.DataObject) -> None:
