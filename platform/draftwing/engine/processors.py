@@ -103,13 +103,14 @@ class SampleRows:
         return len(self.seq_of_row)
 
     def take(self, rows: IntArray) -> SampleRows:
-        """The same sequences, only these rows, in this order; rows are distinct."""
+        """Only these rows, in this order, and their sequences; rows are distinct."""
+        owners, owner = np.unique(self.seq_of_row[rows], return_inverse=True)
         place = np.full(len(self), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
         path_rows = place[self.path_rows]
         kept = path_rows >= 0
         return SampleRows(
-            self.sequences, self.seq_of_row[rows], self.positions[rows], path_rows[kept], self.path_tokens[kept]
+            [self.sequences[i] for i in owners], owner, self.positions[rows], path_rows[kept], self.path_tokens[kept]
         )
 
     def parameter(self, name: str, dtype: type[np.generic] = np.float32) -> npt.NDArray[Any]:
@@ -118,8 +119,8 @@ class SampleRows:
 
 
 def edit(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-    """Logits [M, V] after bias, masks and penalties: a float32 copy, or `logits` itself where no row asks for any."""
-    if not any(_edited(rows.sequences[i]) for i in np.unique(rows.seq_of_row)):
+    """Logits [M, V] after bias, masks and penalties: a float32 copy, or `logits` itself where no sequence asks for any."""
+    if not any(map(_edited, rows.sequences)):
         return logits
     values = logits.to(torch.float32, copy=True)
     _add_bias(values, rows)

@@ -43,7 +43,7 @@ def choose(logits: torch.Tensor, rows: SampleRows) -> Choice:
     tokens = np.zeros(len(rows), dtype=np.int64)
     finite = np.zeros(len(rows), dtype=np.bool_)
     for picked in _alike(rows, logits):
-        some = rows if len(picked) == len(rows) else rows.take(picked)
+        some = rows.take(picked)
         values = _take(logits, picked)
         chosen = _argmax(values, some) if some.parameter("temperature")[0] == 0 else _sample(values, some)
         tokens[picked], finite[picked] = chosen.tokens, chosen.finite

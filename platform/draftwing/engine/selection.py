@@ -14,7 +14,7 @@ import torch
 LOWEST = torch.finfo(torch.float32).min
 _BLOCK = 256  # entries whose maximum is kept, at most: a power of two
 _NARROW = 4096  # rows up to this width have blocks of one entry
-_CACHED = 1 << 15  # entries searched at once on a CPU, so that they stay in its cache
+_CACHED = 1 << 16  # entries searched at once on a CPU, so that they stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
