@@ -119,7 +119,7 @@ class SampleRows:
 
 
 def edit(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-    """Logits [M, V] after bias, masks and penalties: a float32 copy, or `logits` itself where no sequence asks for any."""
+    """Logits [M, V] after bias, masks and penalties: float32; `logits` itself where no sequence asks for any."""
     if not any(map(_edited, rows.sequences)):
         return logits
     values = logits.to(torch.float32, copy=True)

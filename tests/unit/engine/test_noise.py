@@ -74,7 +74,7 @@ def test_vectors(seed: int, choice: int, position: int, token: int, key: int, bi
     assert got.item() == np.float32(g)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(words, words, words), min_size=1, max_size=5))
 def test_mix64_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
     expected = [signed(mix(*t)) for t in triples]
