@@ -43,6 +43,7 @@ def pytest_configure() -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_enable_worker_prestart="0",
         RAY_prestart_worker_first_driver="0",
+        RAY_raylet_start_wait_time_s="120",  # a busy machine takes more than the usual 30 s
     )
 
 
