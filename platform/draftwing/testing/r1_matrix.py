@@ -129,7 +129,7 @@ class Bench:
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Bench:
-        """A model folder in float32, twice: with transformers' own attention for the oracle, and as the engine runs it."""
+        """A model folder in float32, twice: with transformers' attention for the oracle, and as the engine runs it."""
         settings = {"path": str(folder), "dtype": "float32", "device": device}
         config = Config.model_validate({"model": settings, "cache": {"tokens": BLOCKS * BLOCK_TOKENS}})
         found = resolve_model(config.model)
