@@ -64,7 +64,7 @@ def ray_session() -> Iterator[str]:
         include_dashboard=False,
         log_to_driver=False,
         namespace="draftwing-tests",
-        _node_ip_address="127.0.0.1",
+        _node_ip_address="127.0.0.2",
         _temp_dir=str(temporary),
     )
     yield str(ray.get_runtime_context().gcs_address)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -28,6 +30,8 @@ from draftwing_serve.prepare import ModelFacts, Preparer
 from draftwing_serve.rank_actor import DEFAULT_FACTORY
 from draftwing_serve.ray_edge import cluster_gpus, deployment
 from draftwing_serve.target import RANK_CPUS, TargetReplica
+
+logger = logging.getLogger(__name__)
 
 APPLICATION = "draftwing"
 GATEWAY, TARGET = "gateway", "target"
@@ -81,7 +85,8 @@ class Gateway:
         try:
             async with asyncio.timeout(_DISCOVERY_S):
                 found = await self._target.broadcast("describe").results_async()
-        except (TimeoutError, ray.exceptions.RayError):
+        except (TimeoutError, ray.exceptions.RayError, RayServeException) as error:
+            logger.warning("no answer from the target replicas: %s", str(error).splitlines()[:1])
             return []
         return [Advert(Endpoint(**each["endpoint"]), each["digest"]) for each in found]
 
@@ -104,7 +109,7 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
         placement_group_bundles=[bundle],
         placement_group_strategy="PACK",
         max_ongoing_requests=100,
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=20,
@@ -115,7 +120,7 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
         ray_actor_options={"num_cpus": REPLICA_CPUS},
         # The engine's queue is the bound, with an answer that says when to come back; this one must not come first.
         max_ongoing_requests=2 * (config.limits.sequences + config.limits.queue) + 100,
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=20,
     )

@@ -108,7 +108,7 @@ class Run:
                     self._watch.emission(index, emission)
                     yield index, emission
             outcome = "completed"
-        except (DraftwingError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - each becomes an answer, and unexpected ones a line in the log
             failure = self._failure(error)
             outcome = failure.code
             raise failure from None
@@ -126,6 +126,10 @@ class Run:
                 return errors.replica_lost(started=self._watch.started)
             case TimeoutError():
                 return errors.deadline_exceeded(self._core.options.request_timeout_s)
-            case _:
+            case DraftwingError():
                 logger.error("request %s failed in the engine: %s", self._request_id, error)
                 return errors.request_failed()
+            case _:
+                # A fault of ours: it costs this request, and an open stream still ends with an error event.
+                logger.error("request %s failed", self._request_id, exc_info=error)
+                return errors.internal()

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 2**20  # Serve keeps little in it, and tokens don't pass through
 LEAST_CPUS = 4  # Serve's controller, proxy and our deployments need tickets, on a small machine too
+# Ray takes 127.0.0.1 as a wish for the machine's outer address; this is loopback as well, and stays.
+LOOPBACK = "127.0.0.2"
 _EXIT_WAIT_S = 5.0
 _REACH_S = 3.0
 
@@ -93,7 +95,7 @@ def _started(verbose: bool) -> Iterator[RayHost]:
             num_cpus=max(os.cpu_count() or 1, LEAST_CPUS),
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=LOOPBACK,
             _temp_dir=str(host.logs),
             **_quiet(verbose),
         )

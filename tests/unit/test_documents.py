@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
+from draftwing.config import load_config
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -48,6 +50,15 @@ def test_sub_commands_exist() -> None:
     for document in DOCUMENTS:
         unknown = commands(document.read_text(), "draftwing") - known
         assert not unknown, f"{document.name} names unknown sub-commands"
+
+
+def test_config_examples_load(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        file = tmp_path / "draftwing.yaml"
+        file.write_text(block)
+        assert load_config(file, {}, {}).config.model.path
 
 
 def test_relative_links_lead_somewhere() -> None:

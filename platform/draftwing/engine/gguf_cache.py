@@ -22,9 +22,44 @@ from draftwing.errors import ConfigError
 CONVERTER = 1  # raise when the same file would be converted differently
 RECORD = "draftwing.json"
 
-# By llama.cpp's names: those whose conversion is compared with the original weights in the tests.
+# By llama.cpp's names: those whose conversion the tests compare with the original weights and logits.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3")
 HYBRID = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "lfm2", "qwen3next", "qwen35", "rwkv6", "rwkv7")
+# What transformers reads of a model's own keys, and what repeats the tensors' shapes.
+CONVERTED = frozenset(
+    {
+        *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
+        *("rope.dimension_count", "rope.freq_base", "attention.head_count", "attention.head_count_kv"),
+        *("attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length"),
+        *("expert_count", "expert_used_count", "expert_feed_forward_length"),
+    }
+)
+WINDOWED = ("gemma2", "gemma3")
+# Not read, but what transformers assumes anyway.
+ASSUMED = {
+    "rope.scaling.type": "none",
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+# Gemma 27B, whose attention scale is in no file: llama.cpp knows it by the number of layers.
+UNSTATED_SCALE = {"gemma2": 46, "gemma3": 62}
+
+
+def _unconverted(header: GgufHeader) -> str | None:
+    """Something in the file that changes the model's output and would be lost; None when there is nothing."""
+    name = header.architecture
+    if lost := next((t.name for t in header.tensors if t.name.startswith(("rope_freqs", "rope_factors"))), None):
+        return f"tensor {lost}"
+    if header.metadata.get(f"{name}.block_count") == UNSTATED_SCALE.get(name):
+        return f"the attention scale of {name} 27B"
+    known = CONVERTED | ({"attention.sliding_window"} if name in WINDOWED else set())
+    for key in (*header.metadata, *header.arrays):
+        own = key.removeprefix(f"{name}.")
+        if own == key or (own in known and key in header.metadata):
+            continue
+        if own not in ASSUMED or header.metadata.get(key) != ASSUMED[own]:
+            return f"{key} = {header.metadata.get(key, 'a list')}"
+    return None
 
 
 def check_gguf(path: Path) -> GgufHeader:
@@ -33,20 +68,17 @@ def check_gguf(path: Path) -> GgufHeader:
     name = header.architecture
     if name in HYBRID:
         raise ConfigError(
-            f"{path} is a {name} model: hybrid linear-attention (state-space) targets can't be served yet; "
-            "take a model with attention in every layer"
+            f"{path} is a hybrid linear-attention (state-space) model ({name}); such targets can't be served yet: "
+            "choose a model with attention in every layer"
         )
     if name not in ARCHITECTURES:
         raise ConfigError(
             f"{path} has the GGUF architecture {name!r}; accepted from GGUF: {', '.join(ARCHITECTURES)}. "
             "Use the model's safetensors folder instead"
         )
-    scaled = [t.name for t in header.tensors if t.name.startswith(("rope_freqs", "rope_factors"))]
-    scaling = str(header.metadata.get(f"{name}.rope.scaling.type", "none"))
-    if scaled or scaling != "none":
-        found = scaled[0] if scaled else f"{name}.rope.scaling.type = {scaling}"
+    if lost := _unconverted(header):
         raise ConfigError(
-            f"{path} scales its rotary positions ({found}), which can't be read from GGUF yet; "
+            f"{path} can't be converted without loss: {lost} is not carried over yet; "
             "use the model's safetensors folder instead"
         )
     return header

@@ -95,7 +95,7 @@ def convert_gguf_weights(gguf: Path, folder: Path, vocabulary: int | None, eleme
         model, info = auto.from_pretrained(
             place, gguf_file=name, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # its GGUF reader and the model classes raise anything
         raise ConfigError(f"transformers can't convert this GGUF file ({one_line(error)})") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         names = sorted(str(key) for key in {*info["missing_keys"], *info["mismatched_keys"]})
@@ -114,13 +114,13 @@ def convert_gguf_weights(gguf: Path, folder: Path, vocabulary: int | None, eleme
 
 def convert_gguf_tokenizer(gguf: Path, folder: Path, model_type: str) -> None:
     from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     try:
-        # Named by its type, so that transformers does not read the whole vocabulary once more to find the type.
+        # Where the type says which tokenizer it is, transformers need not read the whole file to find the type.
+        kind = {"tokenizer_type": model_type} if model_type in TOKENIZER_MAPPING_NAMES else {}
         auto: Any = AutoTokenizer
-        tokenizer = auto.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, tokenizer_type=model_type, local_files_only=True
-        )
+        tokenizer = auto.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True, **kind)
     except (ValueError, KeyError) as error:
         raise ConfigError(f"transformers can't convert the tokenizer of {gguf.name} ({one_line(error)})") from error
     tokenizer.save_pretrained(folder)

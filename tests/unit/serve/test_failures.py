@@ -104,6 +104,24 @@ def test_engine_fails_the_request(run: Run) -> None:
     assert "secret" not in response.text
 
 
+def test_fault_of_ours_in_an_open_stream(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    core = make_core(FakeEngine(die_after=1))
+
+    async def broken() -> list[Any]:
+        raise KeyError("secret")
+
+    async def work() -> Any:
+        await core.pool.refresh()
+        core.pool._discover = broken
+        return await post(core, stream=True)
+
+    response = run(work())
+    error = json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+    assert error["type"] == "server_error"
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+
+
 def test_deadline(run: Run) -> None:
     engine = FakeEngine(step_s=0.04)
     response = run(post(make_core(engine, request_timeout_s=0.1)))
