@@ -1,7 +1,7 @@
 """Serve the demo model on loopback and measure plain against speculative decoding over HTTP.
 
-Every prompt of examples/prompts is completed both ways by the same server, one request at a time, in turn; the text must
-be the same. Prints a table and writes build/demo.json. With --serve it only keeps the server up.
+Every prompt of examples/prompts is completed both ways by the same server, one request at a time, in turn; the text
+must be the same. Prints a table and writes build/demo.json. With --serve it only keeps the server up.
 
 usage: python examples/demo.py [--serve] [--tokens 40] [--json FILE]
 """
@@ -61,12 +61,13 @@ class Tally:
         }
 
     def acceptance(self) -> dict[str, Any]:
-        """acceptance_length: tokens per verify, bonus included. By position: share of drafts accepted at least so far."""
+        """acceptance_length: tokens per verify, bonus included. By position: share of drafts accepted up to there."""
         verifies = sum(run.speculation["num_verify_steps"] for run in self.runs)
         accepted = sum(run.speculation["num_accepted_draft_tokens"] for run in self.runs)
         drafts = sum(run.speculation["num_spec_steps"] for run in self.runs)
         depth = max((run.speculation["num_spec_tokens"] for run in self.runs), default=0)
-        reached = [sum(sum(run.speculation["acceptance_histogram"][d:]) for run in self.runs) for d in range(1, depth + 1)]
+        histograms = [run.speculation["acceptance_histogram"] for run in self.runs]
+        reached = [sum(sum(histogram[d:]) for histogram in histograms) for d in range(1, depth + 1)]
         return {
             "acceptance_length": round(1 + accepted / verifies, 3) if verifies else 1.0,
             "acceptance_by_position": [round(count / drafts, 3) if drafts else 0.0 for count in reached],

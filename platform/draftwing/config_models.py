@@ -26,7 +26,6 @@ Count = Annotated[int, Field(ge=1, le=65536)]
 DEFAULT_MODE = "fixed:k=4"
 PLANNED_METHODS = (
     "suffix",
-    "draft_model",
     "medusa",
     "eagle",
     "eagle2",

@@ -68,7 +68,8 @@ class SequenceView(Protocol):
     tokens: prompt and output, ending with the root; it only grows, so state may be kept by its length. Everything else
     is constant. params and choice: at temperature > 0 drafters pick children under the target's noise (rule R1), whose
     key is (seed, choice) and whose position is an index into tokens. salt: state that crosses requests is kept apart
-    per salt (rule R5); "" is a salt like any other.
+    per salt (rule R5); "" is a salt like any other. table: the cache blocks of its tokens, with room for the rows of
+    the draft that the plan allows; a drafter with a cache of its own lays it out in the same blocks (see `reserve`).
     """
 
     @property
@@ -83,6 +84,16 @@ class SequenceView(Protocol):
     def choice(self) -> int: ...
     @property
     def salt(self) -> str: ...
+    @property
+    def table(self) -> Seq[int]: ...
+
+
+class Vocabulary(Protocol):
+    """What tells two vocabularies apart."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def token_text(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ class TargetInfo:
     """What a drafter may know of its target.
 
     model: the target module, for drafters that share its embedding or head; None where drafter and target live in
-    different processes, which only token drafters allow.
+    different processes, which only token drafters allow. tokenizer: None where the target has none.
     """
 
     vocab_size: int
@@ -101,6 +112,7 @@ class TargetInfo:
     device: str = "cpu"
     dtype: str = "float32"
     model: torch.nn.Module | None = None
+    tokenizer: Vocabulary | None = None
 
 
 class CheckpointReader(Protocol):
@@ -181,6 +193,13 @@ class Drafter(Protocol):
         """Get ready to draft for this target. ConfigError where the two don't fit; called once, before all else."""
         ...
 
+    def reserve(self, blocks: int, block_tokens: int) -> None:
+        """The cache is planned: allocate the pages that `traits.kv_bytes_per_token` announced. Called once, after bind.
+
+        A sequence's token i lies in row i % block_tokens of block table[i // block_tokens].
+        """
+        ...
+
     def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
         """The target ran one more prompt chunk of each sequence; features has its rows if hidden_layers were declared.
 
@@ -239,6 +258,9 @@ class TokenDrafter:
     traits = DrafterTraits()
 
     def bind(self, target: TargetInfo, checkpoint: CheckpointReader | None = None, mesh: Mesh = ALONE) -> None:
+        pass
+
+    def reserve(self, blocks: int, block_tokens: int) -> None:
         pass
 
     def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Which children a drafter gives a node: the top of log q + g under the target's own noise (rule R1).
 
-With the same noise, temperature, bias, masks and penalties as the target, drafter and target pick the same token as often
-as their distributions allow; the top of q alone would be picked as if the request were greedy. At temperature 0 both are
-the same. (Daliri, Musco, Suresh: Coupling without Communication and Drafter-Invariant Speculative Decoding, 2024.)
+With the same noise, temperature, bias, masks and penalties as the target, drafter and target pick the same token about
+as often as their distributions allow; the top of q alone would be picked as if the request were greedy. At temperature
+0 both are the same. (Daliri, Musco, Suresh: Coupling without Communication and Drafter-Invariant Speculative Decoding, 2024.)
 
 Shapes: M nodes, W children of each, V vocabulary.
 """

@@ -1,7 +1,7 @@
 """A small model of the target's vocabulary drafts token by token, or level by level for trees.
 
-Its keys and values lie in pages of its own, parallel to the target's: the same block numbers, so the engine's tables serve
-both. It runs nothing until it is asked: what was committed since then is caught up in the next `propose`.
+Its keys and values lie in pages of its own, parallel to the target's: the same block numbers, so that the engine's
+tables serve both. It runs nothing until it is asked: what was committed since then is caught up in the next `propose`.
 
 Shapes: B sequences of a call, V vocabulary.
 """

@@ -22,6 +22,7 @@ GROUP = "draftwing.drafters"
 BUILT_IN = {
     "none": "draftwing.drafters.none:METHOD",
     "ngram": "draftwing.drafters.ngram:METHOD",
+    "draft_model": "draftwing.drafters.draft_model:METHOD",
 }
 
 

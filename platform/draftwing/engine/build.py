@@ -7,7 +7,6 @@ from collections.abc import Callable
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.drafters.registry import make_drafter
-from draftwing.engine import attention
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
@@ -17,10 +16,8 @@ from draftwing.engine.memory import available_bytes
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
-from draftwing.engine.text import Decoder
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import SetupError
-from draftwing.policy.base import Policy
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
@@ -56,15 +53,18 @@ def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
 
 
 def engine_for(
-    config: Config, target: LoadedTarget, *, decoder: Decoder | None = None, progress: Progress | None = None
+    config: Config, target: LoadedTarget, *, decoder: TextTokenizer | None = None, progress: Progress | None = None
 ) -> Engine:
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
     pack(target, tell)
     context = min(config.limits.context or target.context_length, target.context_length)
-    pool = plan_cache(config, target, layers, context)
-    tell(f"cache of {pool.tokens} tokens, {pool.tokens * kv_bytes_per_slot(layers, target.dtype) / 2**20:.0f} MiB")
+    drafter = bound_drafter(config, target, context, decoder)
+    per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
+    pool = plan_cache(config, target, per_token, context)
+    tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
+    drafter.reserve(pool.blocks, pool.block_tokens)
     runner = ModelRunner(
         target.model,
         slots=pool.tokens,
@@ -73,7 +73,7 @@ def engine_for(
         dtype=target.dtype,
         vocab_size=target.vocab_size,
     )
-    drafter, policy = drafter_and_policy(config, target, context)
+    policy = parse_mode(config.policy.mode, config.drafters[0].name if config.drafters else "", drafter.traits)
     limits = Limits(
         config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
     )
@@ -96,7 +96,7 @@ def pack(target: LoadedTarget, tell: Progress) -> None:
     pack_linears(target.model)
 
 
-def drafter_and_policy(config: Config, target: LoadedTarget, context: int) -> tuple[Drafter, Policy]:
+def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:
     drafter = make_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
     drafter.bind(
         TargetInfo(
@@ -108,16 +108,18 @@ def drafter_and_policy(config: Config, target: LoadedTarget, context: int) -> tu
             device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             model=target.model,
+            tokenizer=tokenizer,
         )
     )
-    name = config.drafters[0].name if config.drafters else ""
-    return drafter, parse_mode(config.policy.mode, name, drafter.traits)
+    return drafter
 
 
-def plan_cache(config: Config, target: LoadedTarget, layers: list[attention.KVShape], context: int) -> BlockPool:
-    """A pool of `cache.tokens`, else of what memory allows and the limits can use. SetupError names both numbers."""
+def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: int) -> BlockPool:
+    """A pool of `cache.tokens`, else of what memory allows and the limits can use. SetupError names both numbers.
+
+    per_token: bytes of one token in the target's pages and the drafter's.
+    """
     size = config.cache.block_tokens
-    per_token = kv_bytes_per_slot(layers, target.dtype)
     free = available_bytes(target.device)
     useful = config.limits.sequences * context
     if config.cache.tokens is not None:

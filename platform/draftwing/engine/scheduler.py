@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from draftwing.core import StepPlan
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.sequence import Sequence
 
@@ -105,6 +106,12 @@ class Scheduler:
         at = sum(1 for s in self.waiting if s.arrival < sequence.arrival)
         self.waiting.insert(at, sequence)
         self.preempted.append(sequence)
+
+    def hold_drafts(self, schedule: Schedule, plan: StepPlan) -> None:
+        """Hold blocks for all draft rows a plan allows, so that a drafter with a cache may write there too."""
+        for sequence, shape in zip(schedule.decoding, plan.shapes, strict=True):
+            if not self.pool.grow(sequence.table, sequence.kv_len + 1 + shape.nodes):
+                raise RuntimeError(f"the plan gives {sequence.id} {shape.nodes} nodes, more than its draft room")
 
     def draft_room(self, schedule: Schedule) -> list[int]:
         """Most draft nodes of each decoding sequence, within the free blocks and rows that are left."""

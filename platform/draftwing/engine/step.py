@@ -98,6 +98,7 @@ class Engine:
         for sequence in self.scheduler.preempted:
             self.drafting.release(sequence)
         plan = self._plan(schedule)
+        self.scheduler.hold_drafts(schedule, plan)
         marks.append(perf_counter())
         drafts, refused = self.drafting.propose(schedule.decoding, plan)
         layout = lay_out(schedule, drafts, self.pool)

@@ -34,6 +34,7 @@ class View:
     params: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     salt: str = ""
+    table: list[int] = field(default_factory=list)
 
 
 class OracleDrafter(TokenDrafter):

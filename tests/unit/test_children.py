@@ -1,0 +1,54 @@
+"""A drafter picks children under the target's noise: with the target's own logits, its first child is the target's token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draftwing.core import SamplingParams
+from draftwing.drafters.children import HASHED, children
+from draftwing.engine.processors import SampleRows, SamplerState, process
+from draftwing.engine.sampling import choose
+
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.3, "seed": 6, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "seed": 7, "logit_bias": {3: 4.0}, "presence_penalty": 0.5},
+]
+
+
+def rows(settings: dict[str, object], count: int) -> SampleRows:
+    state = SamplerState.create(SamplingParams(**settings), [1, 2, 3], choice=1)  # type: ignore[arg-type]
+    return SampleRows([state], np.zeros(count, dtype=np.int64), np.arange(3, 3 + count))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("vocab", [7, 300])
+def test_the_first_child_of_the_target_itself_is_its_token(settings: dict[str, object], vocab: int) -> None:
+    logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(1)) * 2
+    found = children(logits, rows(settings, 40), 3).tokens[:, 0]
+    chosen = choose(logits, rows(settings, 40)).tokens
+    best = process(logits, rows(settings, 40)).topk(min(HASHED, vocab), dim=-1).indices.numpy()
+    hashed = (best == chosen[:, None]).any(-1)
+    assert hashed.mean() > 0.7
+    assert (found == chosen)[hashed].all()
+
+
+def test_children_are_distinct_and_confidences_are_probabilities() -> None:
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
+    found = children(logits, rows({"temperature": 1.0, "seed": 1}, 20), 4)
+    expected = logits.softmax(-1).gather(1, torch.from_numpy(found.tokens)).numpy()
+    np.testing.assert_allclose(found.confidences, expected, rtol=1e-5)
+    assert all(len(set(row)) == 4 for row in found.tokens.tolist())
+
+
+def test_noise_changes_the_children_with_the_seed() -> None:
+    logits = torch.zeros(30, 100)
+    one, two = (children(logits, rows({"temperature": 1.0, "seed": s}, 30), 1).tokens for s in (1, 2))
+    assert (one != two).mean() > 0.8
+
+
+def test_no_more_children_than_tokens() -> None:
+    assert children(torch.randn(2, 3), rows({"temperature": 0.0}, 2), 8).tokens.shape == (2, 3)
