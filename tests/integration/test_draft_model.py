@@ -130,7 +130,7 @@ def test_preemption_starts_its_cache_anew(target: Path, weaker: Path, mode: str)
 
 
 def test_a_model_of_another_vocabulary_is_refused(target: Path) -> None:
-    other = GOLDENS / "hf_greedy_mixtral3" / "target"
+    other = GOLDENS / "hf_greedy_qwen3_8" / "target"
     with pytest.raises(ConfigError, match=r"draft model .* token ids and the target"):
         engine(target, other, "fixed:k=2")
 

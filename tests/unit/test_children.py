@@ -1,4 +1,4 @@
-"""A drafter picks children under the target's noise: with the target's own logits, its first child is the target's token."""
+"""A drafter picks children under the target's noise: given the target's own logits, the target's token first."""
 
 from __future__ import annotations
 

@@ -152,9 +152,9 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        "c.yaml:9: drafters.0.method is 'eagle3', which is not available in this version; expected one of ngram, none",
-        "c.yaml:11: drafters.2.method is 'draft_model', which is not available in this version; "
-        "expected one of ngram, none",
+        "c.yaml:9: drafters.0.method is 'eagle3', which is not available in this version; "
+        "expected one of draft_model, ngram, none",
+        "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
@@ -292,7 +292,7 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
         ),
         (
             "drafters:\n  - {method: ngarm}",
-            "c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of ngram, none",
+            "c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of draft_model, ngram, none",
         ),
         (
             "drafters:\n  - {method: ngram, placement: {replicas: 2}}",

@@ -32,8 +32,9 @@ def test_built_in_methods() -> None:
     drafter = make_drafter(config(method="ngram", name="lookup", max_match=7, rule="vllm"))
     assert isinstance(drafter, NgramDrafter)
     assert (drafter.options.max_match, drafter.options.rule) == (7, "vllm")
+    needs = {"draft_model": {"path": "somewhere"}}
     for name in registry.BUILT_IN:
-        assert isinstance(make_drafter(config(method=name)), Drafter)
+        assert isinstance(make_drafter(config(method=name, **needs.get(name, {}))), Drafter)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_plug_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, "mine", "draftwing.drafters.ngram:METHOD")
     assert find_method("mine") is METHOD
     assert isinstance(make_drafter(config(method="mine")), NgramDrafter)
-    with pytest.raises(ConfigError, match="expected one of mine, ngram, none"):
+    with pytest.raises(ConfigError, match="expected one of draft_model, mine, ngram, none"):
         find_method("x")
 
 

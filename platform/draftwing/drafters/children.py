@@ -2,7 +2,8 @@
 
 With the same noise, temperature, bias, masks and penalties as the target, drafter and target pick the same token about
 as often as their distributions allow; the top of q alone would be picked as if the request were greedy. At temperature
-0 both are the same. (Daliri, Musco, Suresh: Coupling without Communication and Drafter-Invariant Speculative Decoding, 2024.)
+0 both are the same. (Daliri, Musco, Suresh: Coupling without Communication and Drafter-Invariant Speculative Decoding,
+2024.)
 
 Shapes: M nodes, W children of each, V vocabulary.
 """

@@ -1,247 +1,26 @@
-"""A small model of the target's vocabulary drafts token by token, or level by level for trees.
-
-Its keys and values lie in pages of its own, parallel to the target's: the same block numbers, so that the engine's
-tables serve both. It runs nothing until it is asked: what was committed since then is caught up in the next `propose`.
-
-Shapes: B sequences of a call, V vocabulary.
-"""
+"""Method `draft_model` as the config knows it; the drafter itself, which loads torch, is in `model_drafter.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
-from draftwing.drafters.base import (
-    ALONE,
-    Accepted,
-    CheckpointReader,
-    Controller,
-    DrafterMethod,
-    DrafterOptions,
-    DrafterTraits,
-    FeatureRows,
-    Mesh,
-    SequenceView,
-    TargetInfo,
-)
-from draftwing.drafters.children import children
-from draftwing.drafters.small_model import SmallModel, load_small_model
-from draftwing.engine.batch import SequenceRows, chain_parents
-from draftwing.engine.processors import SampleRows, SamplerState
-from draftwing.errors import ConfigError
-
-CHUNK = 256  # rows of one sequence caught up in one forward
+from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions
 
 
 class DraftModelOptions(DrafterOptions):
-    """path: folder, hub id or GGUF file of the small model; the rest as of the target's own settings."""
+    """path: folder, hub id or GGUF file of the small model. It runs on the target's device."""
 
     path: str = Field(min_length=1)
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
-@dataclass(slots=True)
-class State:
-    """What the drafter keeps of a sequence. kv_len: committed tokens in its pages. told: output the sampler knows of.
+def _make(options: DraftModelOptions) -> Drafter:
+    from draftwing.drafters.model_drafter import ModelDrafter
 
-    chained: nodes of the last draft whose rows follow the committed ones in the pages (a chain's all but the last).
-    """
-
-    sampler: SamplerState
-    kv_len: int = 0
-    told: int = 0
-    chained: int = 0
+    return ModelDrafter(options)
 
 
-@dataclass(slots=True)
-class Growing:
-    """A draft while it grows. tokens: prompt, output and hypothetical base, the root last."""
-
-    state: State
-    shape: DraftShape
-    tokens: list[int]
-    slots: IntArray
-    nodes: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    frontier: list[int] = field(default_factory=lambda: [-1])
-    last: bool = False
-
-    def tree(self) -> DraftTree:
-        return DraftTree(
-            np.array(self.nodes, dtype=np.int64),
-            np.array(self.parents, dtype=np.int64),
-            np.array(self.confidences, dtype=np.float32),
-        )
-
-    def path(self, node: int) -> list[int]:
-        """Tokens from a node up, the root excluded."""
-        found = []
-        while node >= 0:
-            found.append(self.nodes[node])
-            node = self.parents[node]
-        return found
-
-
-class DraftModelDrafter:
-    """Method `draft_model`."""
-
-    def __init__(self, options: DraftModelOptions) -> None:
-        self._options = options
-        self._traits = DrafterTraits(stop="incremental", trees=True, confidence=True)
-        self._states: dict[str, State] = {}
-        self._model: SmallModel
-        self._target: TargetInfo
-        self.caught_up = 0  # rows run for tokens that were committed while it did not draft, prompts included
-
-    @property
-    def traits(self) -> DrafterTraits:
-        return self._traits
-
-    def bind(self, target: TargetInfo, checkpoint: CheckpointReader | None = None, mesh: Mesh = ALONE) -> None:
-        self._target = target
-        self._model = load_small_model(self._options.path, self._options.revision, self._options.dtype, target)
-        if self._model.context < target.context_length:
-            raise ConfigError(
-                f"draft model {self._options.path} takes {self._model.context} tokens, fewer than the target's "
-                f"{target.context_length}; set limits.context to at most {self._model.context}"
-            )
-        self._traits = DrafterTraits(
-            stop="incremental", trees=True, confidence=True, kv_bytes_per_token=self._model.kv_bytes_per_token
-        )
-
-    def reserve(self, blocks: int, block_tokens: int) -> None:
-        self._model.allocate(blocks, block_tokens)
-
-    def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
-        pass
-
-    def propose(
-        self, sequences: Seq[SequenceView], plan: StepPlan, controller: Controller, base: Seq[Seq[int]] | None = None
-    ) -> list[DraftTree]:
-        bases = [()] * len(sequences) if base is None else base
-        drafts: list[Growing | None] = [
-            self._start(sequence, shape, more) if shape.nodes else None
-            for sequence, shape, more in zip(sequences, plan.shapes, bases, strict=True)
-        ]
-        depth = 0
-        while any(draft is not None and not draft.last for draft in drafts):
-            trees = [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
-            deeper = controller.deeper(depth, trees)
-            level = [d for d, go in zip(drafts, deeper.tolist(), strict=True) if d is not None and not d.last and go]
-            for draft in drafts:
-                if draft is not None and not any(draft is other for other in level):
-                    draft.last = True
-            if level:
-                self._grow(level, depth)
-            depth += 1
-        for sequence, draft in zip(sequences, drafts, strict=True):
-            if draft is not None:
-                chain = max(draft.shape.branching) == 1
-                draft.state.chained = len(draft.nodes) - 1 if chain and base is None else 0
-                draft.state.kv_len = min(draft.state.kv_len, len(sequence.tokens))
-        return [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
-
-    def commit(
-        self, sequences: Seq[SequenceView], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
-    ) -> None:
-        """A chain's accepted rows stay where they are; a tree's are run again, in order, with the next draft."""
-        for sequence, outcome in zip(sequences, accepted, strict=True):
-            if (state := self._states.get(sequence.id)) is not None:
-                state.kv_len = min(state.kv_len + min(state.chained, len(outcome.nodes)), len(sequence.tokens) - 1)
-                state.chained = 0
-
-    def release(self, sequence: SequenceView) -> None:
-        self._states.pop(sequence.id, None)
-
-    def _start(self, sequence: SequenceView, shape: DraftShape, base: Seq[int]) -> Growing | None:
-        """None where the sequence's blocks have no room for the draft."""
-        tokens = [*sequence.tokens, *base]
-        slots = self._model.slots(sequence.table)
-        if len(slots) < len(tokens) + shape.nodes:
-            return None
-        state = self._states.get(sequence.id)
-        if state is None:
-            ends = sequence.params.stop_token_ids
-            if not sequence.params.ignore_eos:
-                ends = (*self._target.eos_token_ids, *ends)
-            prompt = sequence.tokens[: sequence.prompt_len]
-            sampler = SamplerState.create(sequence.params, prompt, choice=sequence.choice, end_ids=ends)
-            state = self._states[sequence.id] = State(sampler)
-        output = sequence.tokens[sequence.prompt_len :]
-        state.sampler.commit(output[state.told :])
-        state.told = len(output)
-        return Growing(state, shape, tokens, slots)
-
-    def _grow(self, level: list[Growing], depth: int) -> None:
-        """One level deeper: run what the frontier needs, and give each of its nodes its children."""
-        logits = self._model.forward(self._catch_up(level) if depth == 0 else [_frontier_rows(d) for d in level])
-        owner = np.repeat(np.arange(len(level)), [len(draft.frontier) for draft in level])
-        found = children(logits, _sample_rows(level, owner, depth), max(d.shape.branching[depth] for d in level))
-        row = 0
-        for draft in level:
-            grown = []
-            for node in draft.frontier:
-                for column in range(draft.shape.branching[depth]):
-                    token = int(found.tokens[row, column])
-                    if len(draft.nodes) < draft.shape.nodes and token < self._target.vocab_size:
-                        grown.append(len(draft.nodes))
-                        draft.nodes.append(token)
-                        draft.parents.append(node)
-                        draft.confidences.append(float(found.confidences[row, column]))
-                row += 1
-            draft.frontier = grown
-            full = len(draft.nodes) >= draft.shape.nodes or depth + 1 >= draft.shape.depth
-            draft.last = full or not grown
-
-    def _catch_up(self, level: list[Growing]) -> list[SequenceRows]:
-        """Run all but the last rows up to each root; the rows that are left, which end with the root."""
-        while behind := [d for d in level if len(d.tokens) - d.state.kv_len > CHUNK]:
-            self._model.forward([self._committed(draft, CHUNK, wanted=0) for draft in behind])
-        return [self._committed(draft, len(draft.tokens) - draft.state.kv_len, wanted=1) for draft in level]
-
-    def _committed(self, draft: Growing, count: int, wanted: int) -> SequenceRows:
-        start = draft.state.kv_len
-        draft.state.kv_len = start + count
-        self.caught_up += count - wanted
-        tokens = np.array(draft.tokens[start : start + count], dtype=np.int64)
-        return SequenceRows(tokens, chain_parents(count), draft.slots[: start + count], start, wanted)
-
-
-def _frontier_rows(draft: Growing) -> SequenceRows:
-    """A chain runs its newest node; a tree runs whole, because only rows of one forward can be told apart."""
-    context = len(draft.tokens)
-    if max(draft.shape.branching) == 1:
-        at = context + len(draft.nodes) - 1
-        return SequenceRows(np.array(draft.nodes[-1:], dtype=np.int64), chain_parents(1), draft.slots[: at + 1], at, 1)
-    nodes, parents = np.array(draft.nodes, dtype=np.int64), np.array(draft.parents, dtype=np.int64)
-    return SequenceRows(nodes, parents, draft.slots[: context + len(nodes)], context, len(draft.frontier))
-
-
-def _sample_rows(level: list[Growing], owner: IntArray, depth: int) -> SampleRows:
-    lengths = np.array([len(draft.tokens) for draft in level], dtype=np.int64)
-    path_rows: list[int] = []
-    path_tokens: list[int] = []
-    row = 0
-    for draft in level:
-        for node in draft.frontier:
-            path = draft.path(node)
-            path_rows += [row] * len(path)
-            path_tokens += path
-            row += 1
-    return SampleRows(
-        sequences=[draft.state.sampler for draft in level],
-        seq_of_row=owner,
-        positions=lengths[owner] + depth,
-        path_rows=np.array(path_rows, dtype=np.int64),
-        path_tokens=np.array(path_tokens, dtype=np.int64),
-    )
-
-
-METHOD: DrafterMethod[Any] = DrafterMethod(DraftModelOptions, DraftModelDrafter)
+METHOD = DrafterMethod(DraftModelOptions, _make)
