@@ -84,25 +84,36 @@ def plain_decode(
             break
         out.tokens.append(chosen.token)
         out.gaps.append(chosen.gap)
-        shown = len(out.text)
-        if decode is not None:
-            out.text = decode(out.tokens)
-        if len(out.tokens) >= params.min_tokens:
-            _stop(out, params, eos_token_ids, ends, shown)
+        _end(out, params, eos_token_ids, decode)
         if out.finish_reason is None and len(out.tokens) >= params.max_tokens:
             out.finish_reason = "length"
     return out
 
 
-def _stop(out: PlainOutput, params: SamplingParams, eos_token_ids: Sequence[int], ends: set[int], shown: int) -> None:
-    """End the output at an ending token, or at the first stop string that the last token completed."""
+def _end(
+    out: PlainOutput,
+    params: SamplingParams,
+    eos_token_ids: Sequence[int],
+    decode: Callable[[list[int]], str] | None,
+) -> None:
+    """Update the text, and end the output at an ending token or at the first stop string the last token completed.
+
+    An ending token has no text, and a stop string and what follows it is not shown.
+    """
     token = out.tokens[-1]
-    if token in ends:
+    shown = len(out.text.rstrip("\ufffd"))  # half a character at the end becomes a whole one
+    may_stop = len(out.tokens) >= params.min_tokens
+    if may_stop and (not params.ignore_eos and token in eos_token_ids):
         out.finish_reason = "stop"
-        out.stop_reason = token if token not in eos_token_ids or params.ignore_eos else None
         return
+    if may_stop and token in params.stop_token_ids:
+        out.finish_reason, out.stop_reason = "stop", token
+        return
+    if decode is None:
+        return
+    out.text = decode(out.tokens)
     hits = [(at, stop) for stop in params.stop if (at := out.text.find(stop, max(shown - len(stop) + 1, 0))) >= 0]
-    if hits:
+    if may_stop and hits:
         at, stop = min(hits)
         out.finish_reason, out.stop_reason, out.text = "stop", stop, out.text[:at]
 
