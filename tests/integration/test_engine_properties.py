@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwing.core import Request, SamplingParams
 from draftwing.drafters.base import Drafter
 from draftwing.drafters.ngram import NgramDrafter
+from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.scheduler import Scheduler
+from draftwing.engine.sequence import Sequence
 from draftwing.engine.step import Engine
 from draftwing.errors import OverloadedError
 from draftwing.testing.bytes_tokenizer import EOS, BytesTokenizer
@@ -65,7 +70,7 @@ def traffic(draw: st.DrawFn) -> list[Arrival]:
     return arrivals
 
 
-def drive(engine: Engine, arrivals: list[Arrival]) -> dict[str, Received]:
+def drive(engine: Engine, arrivals: list[Arrival], setup: Setup) -> dict[str, Received]:
     """Step the engine through the traffic; checks its bookkeeping after every step."""
     received: dict[str, Received] = {}
     cancelled: set[str] = set()
@@ -77,7 +82,7 @@ def drive(engine: Engine, arrivals: list[Arrival]) -> dict[str, Received]:
                     engine.add(arrival.request)
                     received[arrival.request.id] = Received()
                 except OverloadedError:
-                    assert engine.scheduler.limits.queue == len(engine.scheduler.waiting)
+                    assert engine.waiting >= setup.queue  # more: preempted ones wait too
             if arrival.cancel == step and arrival.step <= step:
                 engine.cancel(arrival.request.id)
                 cancelled.add(arrival.request.id)
@@ -116,49 +121,46 @@ def compare(got: Received, want: PlainOutput, *, whole: bool) -> None:
 BRANCHINGS = ((), (1,), (1, 1, 1, 1), (3,), (2, 2), (2, 1, 3), (1, 3, 1, 2, 1))
 
 
-def check_traffic(
-    arrivals: list[Arrival],
-    branching: tuple[int, ...],
-    ngram: bool,
-    blocks: int,
-    block_tokens: int,
-    sequences: int,
-    batch_tokens: int,
-    prefill_chunk: int,
-    queue: int,
-    seed: int,
-) -> Engine:
-    behaviour = MockBehaviour(
-        vocab_size=TOKENIZER.vocab_size, order=2, surprise=2.0, eos_id=EOS, eos_rate=0.04, grid=0.25, seed=seed
-    )
-    plain_target = MockTarget(behaviour)
-    plain = {arrival.request.id: oracle(plain_target, arrival.request) for arrival in arrivals}
-    drafter: Drafter = NgramDrafter() if ngram else OracleDrafter(lambda view: plain[view.id].tokens, 0.7)
-    needed = max(len(a.request.prompt_ids) + a.request.params.max_tokens for a in arrivals)
-    blocks = max(blocks, -(-needed // block_tokens))  # a request that can never fit is refused when it comes
-    engine = make_engine(
-        MockTarget(behaviour, slots=blocks * block_tokens),
-        drafter=drafter,
-        branching=branching,
-        blocks=blocks,
-        block_tokens=block_tokens,
-        sequences=sequences,
-        batch_tokens=batch_tokens,
-        prefill_chunk=prefill_chunk,
-        queue=queue,
-        eos_token_ids=(EOS,),
-        decoder=TOKENIZER,
-    )
-    received = drive(engine, arrivals)
-    cancelled = {a.request.id for a in arrivals if a.cancel is not None and a.cancel >= a.step}
-    for name, got in received.items():
-        compare(got, plain[name], whole=got.finish_reason is not None or name not in cancelled)
-    return engine
+@dataclass(frozen=True)
+class Setup:
+    """An engine around a mock target: how it drafts, and the limits it lives with."""
+
+    branching: tuple[int, ...]
+    ngram: bool
+    blocks: int
+    block_tokens: int
+    sequences: int
+    batch_tokens: int
+    prefill_chunk: int
+    queue: int
+    seed: int
+
+    def behaviour(self) -> MockBehaviour:
+        return MockBehaviour(
+            vocab_size=TOKENIZER.vocab_size, order=2, surprise=2.0, eos_id=EOS, eos_rate=0.04, grid=0.25, seed=self.seed
+        )
+
+    def engine(self, arrivals: list[Arrival], plain: dict[str, PlainOutput]) -> Engine:
+        needed = max(len(a.request.prompt_ids) + a.request.params.max_tokens for a in arrivals)
+        blocks = max(self.blocks, -(-needed // self.block_tokens))  # what can never fit is refused at the door
+        drafter: Drafter = NgramDrafter() if self.ngram else OracleDrafter(lambda view: plain[view.id].tokens, 0.7)
+        return make_engine(
+            MockTarget(self.behaviour(), slots=blocks * self.block_tokens),
+            drafter=drafter,
+            branching=self.branching,
+            blocks=blocks,
+            block_tokens=self.block_tokens,
+            sequences=self.sequences,
+            batch_tokens=self.batch_tokens,
+            prefill_chunk=self.prefill_chunk,
+            queue=self.queue,
+            eos_token_ids=(EOS,),
+            decoder=TOKENIZER,
+        )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(
-    arrivals=traffic(),
+SETUPS = st.builds(
+    Setup,
     branching=st.sampled_from(BRANCHINGS),
     ngram=st.booleans(),
     blocks=st.integers(1, 40),
@@ -169,16 +171,99 @@ def check_traffic(
     queue=st.integers(1, 8),
     seed=st.integers(0, 5),
 )
-def test_any_traffic_gives_the_oracles_output(
-    arrivals: list[Arrival],
-    branching: tuple[int, ...],
-    ngram: bool,
-    blocks: int,
-    block_tokens: int,
-    sequences: int,
-    batch_tokens: int,
-    prefill_chunk: int,
-    queue: int,
-    seed: int,
+COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def check_traffic(arrivals: list[Arrival], setup: Setup) -> Engine:
+    plain_target = MockTarget(setup.behaviour())
+    plain = {arrival.request.id: oracle(plain_target, arrival.request) for arrival in arrivals}
+    engine = setup.engine(arrivals, plain)
+    received = drive(engine, arrivals, setup)
+    cancelled = {a.request.id for a in arrivals if a.cancel is not None and a.cancel >= a.step}
+    for name, got in received.items():
+        compare(got, plain[name], whole=got.finish_reason is not None or name not in cancelled)
+    return engine
+
+
+@settings(COMMON, max_examples=100, derandomize=True)
+@given(arrivals=traffic(), setup=SETUPS)
+def test_any_traffic_gives_the_oracles_output(arrivals: list[Arrival], setup: Setup) -> None:
+    check_traffic(arrivals, setup)
+
+
+@pytest.mark.slow
+@settings(COMMON, max_examples=5000)
+@given(arrivals=traffic(), setup=SETUPS)
+def test_much_traffic_gives_the_oracles_output(arrivals: list[Arrival], setup: Setup) -> None:
+    check_traffic(arrivals, setup)
+
+
+def crowd() -> list[Arrival]:
+    """More than the cache of `CROWDED` holds at once, some of it cancelled in mid-decode."""
+    arrivals = []
+    for number in range(8):
+        settings_ = SamplingParams(max_tokens=24, temperature=0.8, seed=number, logit_bias=LETTERS, ignore_eos=True)
+        request = Request(f"r{number}", [97 + number % 3, 98, 99] * (1 + number), settings_)
+        arrivals.append(Arrival(request, number // 2, 9 if number == 5 else None))
+    return arrivals
+
+
+CROWDED = Setup(
+    branching=(2, 1, 1),
+    ngram=False,
+    blocks=14,
+    block_tokens=4,
+    sequences=8,
+    batch_tokens=40,
+    prefill_chunk=5,
+    queue=8,
+    seed=1,
+)
+
+
+def test_a_crowd_is_preempted_and_still_right() -> None:
+    counters = check_traffic(crowd(), CROWDED).counters
+    assert counters.preemptions > 5
+    assert counters.finished == {"length": 7, "cancelled": 1}
+    assert counters.accepted_tokens > 20
+    assert counters.branched_tokens > 5
+
+
+def kept_blocks(patch: pytest.MonkeyPatch) -> None:
+    """A finished request keeps its blocks."""
+    patch.setattr(Scheduler, "remove", lambda self, sequence: self.running.remove(sequence))
+
+
+def forgotten_preemption(patch: pytest.MonkeyPatch) -> None:
+    """A preempted request goes on as if its rows were still cached."""
+    preempt = Scheduler._preempt
+
+    def careless(self: Scheduler, sequence: Sequence) -> None:
+        kv_len = sequence.kv_len
+        preempt(self, sequence)
+        sequence.kv_len = kv_len
+
+    patch.setattr(Scheduler, "_preempt", careless)
+
+
+def shared_block(patch: pytest.MonkeyPatch) -> None:
+    """The same block is handed out twice."""
+    grow = BlockPool.grow
+
+    def generous(self: BlockPool, table: list[int], tokens: int) -> bool:
+        before = len(table)
+        grown = grow(self, table, tokens)
+        if len(table) > before > 0:
+            table[-1] = table[0]
+        return grown
+
+    patch.setattr(BlockPool, "grow", generous)
+
+
+@pytest.mark.parametrize("fault", [kept_blocks, forgotten_preemption, shared_block])
+def test_a_planted_fault_is_noticed(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_traffic(arrivals, branching, ngram, blocks, block_tokens, sequences, batch_tokens, prefill_chunk, queue, seed)
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        check_traffic(crowd(), CROWDED)
