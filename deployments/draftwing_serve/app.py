@@ -3,8 +3,7 @@
 `build` is what `serve run draftwing_serve.app:build` and Serve's config files name; its arguments are our own config.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Serve reads the class from the annotation of `build`.
 import asyncio
 import logging
 import os
@@ -68,6 +67,7 @@ class Gateway:
         )
         options = GatewayOptions(
             keys=tuple(key.get_secret_value() for key in config.server.keys or ()),
+            request_timeout_s=config.server.request_timeout_s,
             # Serve's own proxy writes the header; HAProxy in front doesn't.
             echo_request_id=os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1",
         )

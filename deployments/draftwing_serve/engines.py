@@ -43,7 +43,11 @@ class Engine:
 
 
 class EnginePool:
-    """discover: the adverts of the replicas that are up now. patience_s: how long a request waits for one."""
+    """discover: the adverts of the replicas that are up now.
+
+    patience_s: how long a request under way waits for another replica. A new one waits fresh_s at most: its client can
+    come back later, and what waits here is bounded by no queue.
+    """
 
     def __init__(
         self,
@@ -51,10 +55,12 @@ class EnginePool:
         connect: Callable[[Endpoint], Awaitable[Client]],
         *,
         patience_s: float = 60.0,
+        fresh_s: float = 1.0,
     ) -> None:
         self._discover = discover
         self._connect = connect
         self._patience_s = patience_s
+        self._fresh_s = fresh_s
         self._engines: list[Engine] = []
         self._search = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -63,13 +69,14 @@ class EnginePool:
     def engines(self) -> Sequence[Engine]:
         return tuple(self._engines)
 
-    async def acquire(self, digest: str, deadline: float) -> Engine:
+    async def acquire(self, digest: str, deadline: float, *, fresh: bool) -> Engine:
         """The least loaded engine that serves this model; give it back by `release`.
 
         deadline: loop time. TimeoutError after it, ReplicaDied when patience ends first.
         """
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._patience_s
+        patience = self._fresh_s if fresh else self._patience_s
+        give_up = loop.time() + patience
         while True:
             fitting = [engine for engine in self._engines if engine.advert.digest == digest]
             if fitting:
@@ -79,7 +86,7 @@ class EnginePool:
             if loop.time() >= deadline:
                 raise TimeoutError
             if loop.time() >= give_up:
-                message = f"no replica of this model came up within {self._patience_s:g} seconds"
+                message = f"no replica of this model came up within {patience:g} seconds"
                 raise ReplicaDied(message, cause="disconnected")
             if not await self.refresh():
                 await asyncio.sleep(POLL_S)

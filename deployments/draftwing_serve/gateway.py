@@ -79,7 +79,7 @@ class Run:
     def __init__(self, core: GatewayCore, job: Job, request_id: str) -> None:
         self._core = core
         self._job = job
-        self._request_id = request_id
+        self._about = {"request_id": request_id}
         self._watch = core.metrics.watch(job)
         self.created = int(time.time())
 
@@ -122,14 +122,14 @@ class Run:
             case OverloadedError():
                 return errors.from_overload(error)
             case ReplicaDied():
-                logger.error("request %s: %s", self._request_id, error)
+                logger.error("no replica finished the request: %s", error, extra=self._about)
                 return errors.replica_lost(started=self._watch.started)
             case TimeoutError():
                 return errors.deadline_exceeded(self._core.options.request_timeout_s)
             case DraftwingError():
-                logger.error("request %s failed in the engine: %s", self._request_id, error)
+                logger.error("the engine failed the request: %s", error, extra=self._about)
                 return errors.request_failed()
             case _:
                 # A fault of ours: it costs this request, and an open stream still ends with an error event.
-                logger.error("request %s failed", self._request_id, exc_info=error)
+                logger.error("the request failed", exc_info=error, extra=self._about)
                 return errors.internal()

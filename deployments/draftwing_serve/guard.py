@@ -68,7 +68,7 @@ class Guard:
         except ClientGone:
             status = CLIENT_CLOSED
         except Exception:
-            logger.exception("request %s failed", state["request_id"])
+            logger.exception("the request failed", extra={"request_id": state["request_id"]})
             if status:
                 raise  # too late for an answer of ours: the connection must end
             await error_response(errors.internal())(scope, receive, send_with_id)

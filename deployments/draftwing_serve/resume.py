@@ -60,7 +60,7 @@ async def follow(
     """
     moves = 0
     while True:
-        engine = await pool.acquire(state.model_digest, deadline)
+        engine = await pool.acquire(state.model_digest, deadline, fresh=moves == 0)
         try:
             async with aclosing(engine.client.stream(state.request(f"{request_id}.{moves}"))) as emissions:
                 while True:

@@ -176,7 +176,10 @@ class LimitsConfig(Section):
 
 
 class ServerConfig(Section):
-    """The HTTP side. keys: API keys, one of which a client must send; null: none is asked for."""
+    """The HTTP side. keys: API keys, one of which a client must send; null: none is asked for.
+
+    request_timeout_s: seconds from a request's arrival to its last token, after which it is given up.
+    """
 
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -187,6 +190,7 @@ class ServerConfig(Section):
         description="null or a list of 1 to 1024 keys of 8 to 512 characters",
     )
     replicas: Count = 1
+    request_timeout_s: float = Field(default=1800, gt=0, le=86400)
 
     @field_validator("replicas")
     @classmethod

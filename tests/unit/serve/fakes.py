@@ -130,7 +130,7 @@ def make_core(
     cluster = Cluster(engines or [FakeEngine()])
     facts = ModelFacts("tiny", ("alias",), CONTEXT, vocab_size=300, digest="digest", created=1)
     preparer = Preparer(facts, ByteTokenizer() if tokenizer else None, limits or RequestLimits())
-    pool = EnginePool(cluster.discover, cluster.connect, patience_s=patience_s)
+    pool = EnginePool(cluster.discover, cluster.connect, patience_s=patience_s, fresh_s=0.05)
     return GatewayCore(preparer, pool, GatewayOptions(**options))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,13 @@ def test_no_replica_takes_over(run: Run) -> None:
     assert response.headers["retry-after"] == "2"
     assert response.headers["x-should-retry"] == "true"
     assert response.json()["error"]["code"] == "replica_lost"
+
+
+def test_new_request_does_not_wait_long_for_a_replica(run: Run) -> None:
+    begun = time.monotonic()
+    response = run(post(make_core(FakeEngine(closed=True), patience_s=60)))
+    assert response.status_code == 503
+    assert time.monotonic() - begun < 2
 
 
 def test_no_replica_takes_over_after_the_first_chunk(run: Run) -> None:
