@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from draftwing.core import AcceptanceSummary, Emission, EngineCounters, Request, TokenLogprob
 from draftwing.errors import OverloadedError
 from draftwing.limits import RequestLimits
-from draftwing.parallel.client import ReplicaDied
+from draftwing.parallel.client import DeathCause, ReplicaDied
 from draftwing.parallel.endpoint import Endpoint
 from draftwing.parallel.messages import RankStats
 from draftwing_serve.engines import Advert, EnginePool
@@ -51,6 +51,7 @@ class FakeEngine:
     refuse: Exception | None = None
     fail: str | None = None
     die_after: int | None = None
+    cause: DeathCause = "disconnected"
     requests: list[Request] = field(default_factory=list)
     live: int = 0
     cancelled: int = 0
@@ -71,7 +72,7 @@ class FakeEngine:
                     await self.gate.wait()
                 await asyncio.sleep(self.step_s)
                 if self.die_after is not None and steps >= self.die_after:
-                    raise ReplicaDied("killed by the test", cause="disconnected")
+                    raise ReplicaDied("killed by the test", cause=self.cause)
                 if self.fail is not None:
                     finished = True
                     yield Emission(request.id, [], finish_reason="error", error=self.fail)

@@ -58,6 +58,7 @@ CASES: dict[str, tuple[tuple[str, Any], str | None, str]] = {
     "id of 20 digits": (completion(prompt=[10**19]), "prompt", BAD),
     "too many prompts": (completion(prompt=["a"] * 5), "prompt", BAD),
     "prompt over the context": (completion(prompt="a" * CONTEXT), "prompt", LONG),
+    "no room for a token": (completion(prompt=[1] * CONTEXT, max_tokens=None), "prompt", LONG),
     "prompt and max_tokens over the context": (completion(max_tokens=CONTEXT), "prompt", LONG),
     # the messages
     "no messages": (("/v1/chat/completions", {}), "messages", BAD),
@@ -286,4 +287,6 @@ def test_messages_stay_short(run: Callable[..., Any]) -> None:
         async with make_client(make_core()) as client:
             return await client.post("/v1/chat/completions", json=body)
 
-    assert len(run(ask()).content) < 2000
+    response = run(ask())
+    assert len(response.content) < 2000
+    assert response.json()["error"]["message"].endswith("; and 11 more")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from draftwing.parallel.client import DeathCause
 from draftwing_serve.gateway import GatewayCore
 from draftwing_serve.http_api import make_app
 from draftwing_serve.streams import merge
@@ -81,10 +82,11 @@ def test_no_replica_takes_over_after_the_first_chunk(run: Run) -> None:
     assert whole.status_code == 500
 
 
-def test_a_request_does_not_end_every_replica(run: Run) -> None:
-    engines = [FakeEngine(die_after=0) for _ in range(8)]
+@pytest.mark.parametrize(("cause", "most"), [("disconnected", 4), ("shutdown", 4), ("step_failed", 2)])
+def test_a_request_does_not_end_every_replica(cause: DeathCause, most: int, run: Run) -> None:
+    engines = [FakeEngine(die_after=0, cause=cause) for _ in range(8)]
     assert run(post(make_core(*engines))).status_code == 503
-    assert sum(bool(engine.requests) for engine in engines) == 4
+    assert sum(bool(engine.requests) for engine in engines) == most
 
 
 def test_another_model_does_not_take_over(run: Run) -> None:
@@ -211,10 +213,10 @@ def test_merge_closes_all_when_one_fails(run: Run) -> None:
         finally:
             closed.append(number)
 
-    async def work() -> None:
+    async def work() -> list[int]:
         with pytest.raises(ValueError, match="one failed"):
             async for _ in merge([source(0), source(1), source(2)]):
                 pass
+        return list(closed)
 
-    run(work())
-    assert sorted(closed) == [0, 1, 2]
+    assert sorted(run(work())) == [0, 1, 2]
