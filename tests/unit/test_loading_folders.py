@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,9 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "header is a list": (lambda data: (4).to_bytes(8, "little") + b"[{}]", "not a JSON object"),
     "unknown dtype": (with_header(lambda h: h[NORM].update(dtype="Q9")), f"{NORM} has no valid dtype"),
     "no offsets": (with_header(lambda h: h[NORM].pop("data_offsets")), f"{NORM} has no valid dtype"),
+    "offsets are text": (with_header(lambda h: h[NORM].update(data_offsets=["0", "4"])), f"{NORM} has no valid dtype"),
+    "shape of texts": (with_header(lambda h: h[NORM].update(shape=["64"])), f"{NORM} has no valid dtype"),
+    "negative shape": (with_header(lambda h: h[NORM].update(shape=[-64])), f"{NORM} has no valid dtype"),
     "wrong shape": (with_header(lambda h: h[NORM].update(shape=[65])), f"{NORM} of F32 [65] is stored in 256 bytes"),
     "missing tensor": (with_header(lambda h: h.pop("model.layers.0.input_layernorm.weight")), "gap or overlap"),
     "overlap": (with_header(lambda h: h.update({NORM: h["model.layers.0.input_layernorm.weight"]})), "gap or overlap"),
@@ -419,3 +423,65 @@ def test_tied_output_weights_are_not_missing(tmp_path: Path) -> None:
     save_file(weights, folder / SINGLE, metadata={"format": "pt"})
     state = load_target(resolved(folder), device="cpu").model.state_dict()
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("eos", ["2", 2.0, True, [1, None], -1, 160, {"id": 2}])
+def test_eos_that_is_no_token(tmp_path: Path, eos: Any) -> None:
+    folder = copy_of("llama8", tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    message = message_of(ConfigError, lambda: load_target(resolved(folder), device="cpu"))
+    assert "eos_token_id" in message
+    assert "from 0 to 159" in message
+
+
+def test_config_values_of_any_type_are_no_crash() -> None:
+    keys = ("layer_types", "rope_scaling", "rope_parameters", "architectures", "auto_map", "quantization_config",
+            "vision_config", "model_type", "is_encoder_decoder")  # fmt: skip
+    base = json.loads((golden("llama8") / "config.json").read_text())
+    for key in keys:
+        for value in (5, "text", [1, "a"], {"a": [1]}, True, 0.5):
+            with suppress(ConfigError):
+                check_config({**base, key: value}, "it")
+
+
+# --- models that bring Python code of their own
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+    _supports_attention_backend = {supports}
+"""
+
+
+def own_code(tmp_path: Path, *, supports: bool) -> Path:
+    auto_map = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnForCausalLM"}
+    folder = copy_of("llama8", tmp_path / f"own{supports}", model_type="own", auto_map=auto_map)
+    (folder / "own_code.py").write_text(CODE.format(supports=supports))
+    return folder
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("transformers.dynamic_module_utils", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{module}.HF_MODULES_CACHE", str(tmp_path / "modules"), raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+
+
+@pytest.mark.usefixtures("modules_cache")
+def test_own_code_runs_when_the_operator_says_so(tmp_path: Path) -> None:
+    folder = own_code(tmp_path, supports=True)
+    assert "trust_remote_code" in message_of(ConfigError, lambda: resolved(folder))
+    target = load_target(resolved(folder, trust_remote_code=True), device="cpu", trust_remote_code=True)
+    assert type(target.model).__name__ == "OwnForCausalLM"
+
+
+@pytest.mark.usefixtures("modules_cache", "no_weights")
+def test_own_code_with_attention_of_its_own_is_refused(tmp_path: Path) -> None:
+    folder = resolved(own_code(tmp_path, supports=False), trust_remote_code=True)
+    message = message_of(ConfigError, lambda: load_target(folder, device="cpu", trust_remote_code=True))
+    assert "attention" in message

@@ -50,16 +50,23 @@ def only_one(folder: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """A work folder that becomes `folder` in one rename when the block ends well, and is removed when it doesn't."""
-    work = folder.with_name(f".{folder.name}.partial")
+def work_folder(folder: Path, what: str) -> Iterator[Path]:
+    """An empty folder beside `folder`, removed afterwards; under the lock of `only_one`."""
+    work = folder.with_name(f".{folder.name}.{what}")
     shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed: the lock says nobody uses it
     work.mkdir()
     try:
         yield work
-        work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """A work folder that becomes `folder` in one rename when the block ends well, and is removed when it doesn't."""
+    with work_folder(folder, "partial") as work:
+        yield work
+        work.rename(folder)
 
 
 def need_disk(folder: Path, needed: int, what: str) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from http import HTTPStatus
@@ -136,15 +136,11 @@ def _reporting(hub: Hub, repo: str, total: int, progress: Progress) -> Iterator[
     blobs = hub.cache / f"models--{repo.replace('/', '--')}" / "blobs"
     done = threading.Event()
 
-    def size() -> int:
-        try:
-            return sum(entry.stat().st_size for entry in os.scandir(blobs))
-        except OSError:  # a file was renamed while we looked
-            return 0
-
     def watch() -> None:
         while not done.wait(REPORT_S):
-            progress(f"downloading {repo}: {size() / 1e9:.2f} of {total / 1e9:.2f} GB")
+            with suppress(FileNotFoundError):  # none there yet, or one renamed while we look: next time
+                size = sum(blob.stat().st_size for blob in blobs.iterdir())
+                progress(f"downloading {repo}: {size / 1e9:.2f} of {total / 1e9:.2f} GB")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -166,9 +166,9 @@ def _read(path: Path, data: mmap.mmap) -> GgufHeader:
     start = reader.at
     tensors, extents = _tensors(reader, tensor_count)
     table = (start, reader.at)
-    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    if alignment < 1:
-        raise _Damage(f"its general.alignment is {alignment}")
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _Damage(f"its general.alignment is {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
     for name, offset, size in extents:
         if begin + offset + size > len(data):

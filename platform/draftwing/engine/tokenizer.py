@@ -22,7 +22,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._decode: Callable[..., str] = tokenizer.decode
         if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-            # Some files carry a truncation or padding, which would silently change prompts.
+            # Some files carry them; left to transformers, the first of several threads would switch them off.
             backend.no_truncation()
             backend.no_padding()
             self._decode = backend.decode  # an eighth of the time, and decoding is once a token

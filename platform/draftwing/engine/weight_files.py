@@ -57,6 +57,8 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int, int]:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError("not a size")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"the entry of tensor {name} has no valid dtype, shape and data_offsets") from error
     elements = 1
