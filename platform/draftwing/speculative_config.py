@@ -12,23 +12,21 @@ from draftwing.policy.modes import MOST_DEPTH
 
 FLAG = "--speculative-config"
 MOST_MATCH = 64
-ACCEPTED = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-_NO_WEIGHTS = "the ngram method loads no model"
+COMMON = ("method", "num_speculative_tokens")
+METHODS = {"ngram": ("prompt_lookup_max", "prompt_lookup_min"), "draft_model": ("model", "revision")}
 # Options of vLLM that have no equivalent here, and why.
 _WITHOUT_EQUIVALENT = {
-    "model": _NO_WEIGHTS,
-    "revision": _NO_WEIGHTS,
-    "code_revision": _NO_WEIGHTS,
-    "quantization": _NO_WEIGHTS,
-    "load_format": _NO_WEIGHTS,
-    "attention_backend": _NO_WEIGHTS,
-    "draft_tensor_parallel_size": _NO_WEIGHTS,
+    "code_revision": "code from a model's repository is not run",
+    "quantization": "a draft model is loaded as its checkpoint is",
+    "load_format": "weights are safetensors or GGUF, told by the file",
+    "attention_backend": "there is one for each device",
+    "draft_tensor_parallel_size": "a draft model runs on one rank in this version",
     "max_model_len": "drafts may be as long as the context; set limits.context to bound both",
     "disable_by_batch_size": "the policy decides how much to draft",
     "num_speculative_tokens_per_batch_size": "a schedule by batch size is not available in this version",
     "disable_padded_drafter_batch": "drafts are never padded here",
-    "parallel_drafting": _NO_WEIGHTS,
-    "draft_sample_method": "an ngram draft is not sampled",
+    "parallel_drafting": "a draft model drafts token by token",
+    "draft_sample_method": "drafts are drawn under the target's own noise, see the setting `sampling`",
     "rejection_sample_method": "output is always that of plain decoding here, see the setting `sampling`",
     "speculative_token_tree": "set policy.mode, for example fixed:tree=3x2x1",
     "enforce_eager": "nothing is captured in this version",
@@ -38,39 +36,63 @@ _WITHOUT_EQUIVALENT = {
 def from_speculative_config(text: str) -> dict[str, Any]:
     """Settings by dotted key: drafters and policy.mode. ConfigError names each key that is wrong, a line each.
 
-    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given.
+    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given. With a model and no method, the
+    model drafts.
     """
     data = _parse(text)
-    problems = [_unknown(key) for key in data if key not in ACCEPTED]
-    if data.get("method") != "ngram":
-        found = f"method is {shown(data['method'])}" if "method" in data else "method is missing"
-        problems.append(f"{FLAG}: {found}; this version drafts with 'ngram'")
-    numbers = {}
-    for key, most in (
-        ("num_speculative_tokens", MOST_DEPTH),
-        ("prompt_lookup_max", MOST_MATCH),
-        ("prompt_lookup_min", MOST_MATCH),
-    ):
-        value = data.get(key)
-        if type(value) is int and 1 <= value <= most:
-            numbers[key] = value
-        elif key in data or key == "num_speculative_tokens":
-            found = f"is {shown(value)}" if key in data else "is missing"
-            problems.append(f"{FLAG}: {key} {found}; expected a whole number from 1 to {most}")
-    longest = numbers.get("prompt_lookup_max", numbers.get("prompt_lookup_min", 5))
-    shortest = numbers.get("prompt_lookup_min", longest)
+    method = data.get("method", "draft_model" if "model" in data else None)
+    problems = []
+    if method not in METHODS:
+        found = f"method is {shown(method)}" if "method" in data else "method is missing"
+        problems.append(f"{FLAG}: {found}; this version drafts with {' or '.join(map(repr, METHODS))}")
+        accepted = (*COMMON, *(key for keys in METHODS.values() for key in keys))
+    else:
+        accepted = (*COMMON, *METHODS[method])
+    problems = [_unknown(key, method, accepted) for key in data if key not in accepted] + problems
+    count = _number(data, "num_speculative_tokens", MOST_DEPTH, problems, needed=True)
+    drafter = _draft_model(data, problems) if method == "draft_model" else _ngram(data, problems)
+    refuse(problems)
+    return {"drafters": [drafter], "policy.mode": f"fixed:k={count}"}
+
+
+def _number(data: dict[str, Any], key: str, most: int, problems: list[str], *, needed: bool = False) -> int | None:
+    value = data.get(key)
+    if type(value) is int and 1 <= value <= most:
+        return value
+    if key in data or needed:
+        found = f"is {shown(value)}" if key in data else "is missing"
+        problems.append(f"{FLAG}: {key} {found}; expected a whole number from 1 to {most}")
+    return None
+
+
+def _ngram(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    most = _number(data, "prompt_lookup_max", MOST_MATCH, problems)
+    least = _number(data, "prompt_lookup_min", MOST_MATCH, problems)
+    longest = most or least or 5
+    shortest = least or longest
     if shortest > longest:
         problems.append(f"{FLAG}: prompt_lookup_min is {shortest}; expected at most prompt_lookup_max, {longest}")
-    refuse(problems)
-    drafter = {"name": "ngram", "method": "ngram", "rule": "vllm", "min_match": shortest, "max_match": longest}
-    return {"drafters": [drafter], "policy.mode": f"fixed:k={numbers['num_speculative_tokens']}"}
+    return {"name": "ngram", "method": "ngram", "rule": "vllm", "min_match": shortest, "max_match": longest}
 
 
-def _unknown(key: str) -> str:
+def _draft_model(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    drafter = {"name": "draft_model", "method": "draft_model"}
+    for key, ours in (("model", "path"), ("revision", "revision")):
+        if isinstance(data.get(key), str) and data[key]:
+            drafter[ours] = data[key]
+        elif key in data or key == "model":
+            found = f"is {shown(data[key])}" if key in data else "is missing"
+            problems.append(f"{FLAG}: {key} {found}; expected a text")
+    return drafter
+
+
+def _unknown(key: str, method: str | None, accepted: tuple[str, ...]) -> str:
+    if owner := next((name for name, keys in METHODS.items() if key in keys), None):
+        return f"{FLAG}: {key} belongs to method {owner}, and the method is {method}; remove it"
     if reason := _WITHOUT_EQUIVALENT.get(key):
         return f"{FLAG}: {key} has no equivalent: {reason}; remove it"
-    meant = closest(key, ACCEPTED)
-    hint = f"did you mean {meant}?" if meant else f"expected {', '.join(ACCEPTED)}"
+    meant = closest(key, accepted)
+    hint = f"did you mean {meant}?" if meant else f"expected {', '.join(accepted)}"
     return f"{FLAG}: {shown(key)[1:-1]} is not accepted; {hint}"
 
 

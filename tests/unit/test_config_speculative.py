@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftwing.config import load_config
 from draftwing.errors import ConfigError
-from draftwing.speculative_config import ACCEPTED, from_speculative_config
+from draftwing.speculative_config import COMMON, METHODS, from_speculative_config
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
     ("change", "line"),
     [
         ({"promt_lookup_max": 4}, "promt_lookup_max is not accepted; did you mean prompt_lookup_max?"),
-        ({"zzz": 4}, f"zzz is not accepted; expected {', '.join(ACCEPTED)}"),
-        ({"model": "x"}, "model has no equivalent: the ngram method loads no model; remove it"),
+        ({"zzz": 4}, f"zzz is not accepted; expected {', '.join((*COMMON, *METHODS['ngram']))}"),
+        ({"model": "x"}, "model belongs to method draft_model, and the method is ngram; remove it"),
         (
             {"disable_by_batch_size": 4},
             "disable_by_batch_size has no equivalent: the policy decides how much to draft; remove it",
         ),
-        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram'"),
-        ({"method": None}, "method is None; this version drafts with 'ngram'"),
+        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram' or 'draft_model'"),
+        ({"method": None}, "method is None; this version drafts with 'ngram' or 'draft_model'"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens is 65; expected a whole number from 1 to 64"),
@@ -70,9 +70,41 @@ def test_each_wrong_key_is_named(change: dict[str, Any], line: str) -> None:
     assert problems(json.dumps(GOOD | change)) == [line]
 
 
+@pytest.mark.parametrize("method", [{}, {"method": "draft_model"}])
+def test_a_model_drafts(method: dict[str, str]) -> None:
+    found = from_speculative_config(json.dumps({"model": "some/model", "num_speculative_tokens": 3, **method}))
+    config = load_config(None, found, {}).config
+    assert config.policy.mode == "fixed:k=3"
+    assert config.drafters[0].method == "draft_model"
+    assert config.drafters[0].options == {"path": "some/model"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"model": ""}, "model is ''; expected a text"),
+        ({"revision": 3}, "revision is 3; expected a text"),
+        (
+            {"prompt_lookup_max": 3},
+            "prompt_lookup_max belongs to method ngram, and the method is draft_model; remove it",
+        ),
+        (
+            {"draft_tensor_parallel_size": 2},
+            "draft_tensor_parallel_size has no equivalent: a draft model runs on one rank in this version; remove it",
+        ),
+    ],
+)
+def test_each_wrong_key_of_a_draft_model_is_named(change: dict[str, Any], line: str) -> None:
+    assert problems(json.dumps({"model": "x", "num_speculative_tokens": 3} | change)) == [line]
+
+
+def test_a_draft_model_needs_a_model() -> None:
+    assert problems('{"method": "draft_model", "num_speculative_tokens": 2}') == ["model is missing; expected a text"]
+
+
 def test_what_is_missing_is_named() -> None:
     assert problems("{}") == [
-        "method is missing; this version drafts with 'ngram'",
+        "method is missing; this version drafts with 'ngram' or 'draft_model'",
         "num_speculative_tokens is missing; expected a whole number from 1 to 64",
     ]
 
@@ -97,7 +129,10 @@ def test_what_is_not_a_json_object_is_refused_in_one_line(text: str, cause: str)
 
 
 @given(
-    st.dictionaries(st.sampled_from(ACCEPTED) | st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9))
+    st.dictionaries(
+        st.sampled_from((*COMMON, *METHODS["ngram"], *METHODS["draft_model"])) | st.text(max_size=9),
+        st.none() | st.integers() | st.text(max_size=9),
+    )
 )
 @settings(max_examples=100, deadline=None)
 def test_any_object_is_a_setting_or_a_config_error(data: dict[str, Any]) -> None:
