@@ -36,8 +36,8 @@ _WITHOUT_EQUIVALENT = {
 def from_speculative_config(text: str) -> dict[str, Any]:
     """Settings by dotted key: drafters and policy.mode. ConfigError names each key that is wrong, a line each.
 
-    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given. With a model and no method, the
-    model drafts.
+    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given. With a model and no method,
+    the model drafts.
     """
     data = _parse(text)
     method = data.get("method", "draft_model" if "model" in data else None)

@@ -128,12 +128,11 @@ def test_what_is_not_a_json_object_is_refused_in_one_line(text: str, cause: str)
     assert len(line) < 200
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from((*COMMON, *METHODS["ngram"], *METHODS["draft_model"])) | st.text(max_size=9),
-        st.none() | st.integers() | st.text(max_size=9),
-    )
-)
+KEYS = [*COMMON, *METHODS["ngram"], *METHODS["draft_model"]]
+VALUES = st.none() | st.integers() | st.text(max_size=9)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=9), VALUES))
 @settings(max_examples=100, deadline=None)
 def test_any_object_is_a_setting_or_a_config_error(data: dict[str, Any]) -> None:
     try:
