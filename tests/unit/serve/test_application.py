@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -24,7 +25,7 @@ def test_config_files_are_valid(file: Any, monkeypatch: pytest.MonkeyPatch) -> N
     schema = ServeDeploySchema.model_validate(yaml.safe_load(file.read_text()))
     (application,) = schema.applications
     assert application.import_path == "draftwing_serve.app:build"
-    built = call_user_app_builder_with_args_if_necessary(app.build, application.args)
+    built = call_user_app_builder_with_args_if_necessary(cast("FunctionType", app.build), application.args)
     assert {each.name for each in application.deployments} == {app.GATEWAY, app.TARGET}
     assert built._bound_deployment.name == app.GATEWAY
 
