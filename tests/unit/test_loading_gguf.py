@@ -124,10 +124,14 @@ def test_file_without_tokenizer(cache: Path, tmp_path: Path) -> None:
     assert load_tokenizer(folder) is None
 
 
-def test_second_use_converts_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_use_converts_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = gguf_files.write(tmp_path / "m.gguf", tiny("llama"))
     lines: list[str] = []
+    capfd.readouterr()
     first = resolved(path, lines)
+    assert "it/s" not in capfd.readouterr().err  # progress goes through our lines alone
     assert any("converting m.gguf" in line for line in lines)
     assert any("converted in" in line for line in lines)
     monkeypatch.setattr(gguf_cache, "convert", None)

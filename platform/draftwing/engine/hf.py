@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -92,9 +94,15 @@ def convert_gguf_weights(gguf: Path, folder: Path, vocabulary: int | None, eleme
         if vocabulary is not None:
             config.vocab_size = vocabulary
         auto: Any = AutoModelForCausalLM
-        model, info = auto.from_pretrained(
-            place, gguf_file=name, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
+        with redirect_stderr(io.StringIO()):  # its GGUF reader draws a bar that no setting turns off
+            model, info = auto.from_pretrained(
+                place,
+                gguf_file=name,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # its GGUF reader and the model classes raise anything
         raise ConfigError(f"transformers can't convert this GGUF file ({one_line(error)})") from error
     if info["missing_keys"] or info["mismatched_keys"]:
