@@ -95,6 +95,16 @@ def test_other_numbers_of_prompts_lengths_and_ends_need_no_new_code(tmp_path: Pa
     assert (result.status, result.faults) == (PASS, ())
 
 
+def test_a_case_may_have_no_end_tokens(tmp_path: Path) -> None:
+    def edit(meta: dict[str, Any], tensors: dict[str, Any]) -> None:
+        meta["args"]["eos_token_id"] = None
+        for i in range(4):
+            del tensors[f"greedy_eos_{i}"]
+
+    result = run_case(edited(tmp_path, "hf_greedy_gemma3_6", edit))
+    assert (result.status, result.faults) == (PASS, ())
+
+
 def test_changed_drafts_fail(tmp_path: Path) -> None:
     def edit(meta: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors["vllm_draft"][0, 0] += 1

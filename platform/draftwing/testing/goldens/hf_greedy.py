@@ -25,7 +25,10 @@ MODES = ("off", "fixed:k=4", "fixed:tree=2x2x1")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """to_end: the continuation that stops at an end-of-text token. logits [rows, V]: row r predicts greedy[r]."""
+    """to_end: the continuation that stops at an end-of-text token, greedy itself in a case without such tokens.
+
+    logits [rows, V]: row r predicts greedy[r].
+    """
 
     ids: list[int]
     greedy: list[int]
@@ -60,9 +63,8 @@ def check(case: Case) -> Verdict:
 
 
 def _prompt(case: Case, index: int) -> Prompt:
-    ids, greedy, to_end = (
-        case.tensor(f"{name}_{index}").astype(int).tolist() for name in ("prompt", "greedy", "greedy_eos")
-    )
+    ended = "greedy" if case.args.get("eos_token_id") is None else "greedy_eos"
+    ids, greedy, to_end = (case.tensor(f"{name}_{index}").astype(int).tolist() for name in ("prompt", "greedy", ended))
     return Prompt(ids, greedy, to_end, case.tensor(f"logits_{index}"))
 
 

@@ -33,7 +33,8 @@ def goldens_folder(default: Path) -> Path:
 
 def case_folders(root: Path) -> list[Path]:
     """The case folders under `root`. ConfigError if there is none."""
-    found = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    inside = root.iterdir() if root.is_dir() else ()
+    found = sorted(path for path in inside if path.is_dir() and not path.name.startswith((".", "__")))
     if not found:
         raise ConfigError(f"{root} holds no golden cases; set DRAFTWING_GOLDENS to a folder of case folders")
     return found
