@@ -88,7 +88,9 @@ class TextStream:
             return None
         text = self._held + piece
         if may_stop:
-            hits = [(at, s) for s in self._stop if (at := text.find(s)) >= 0]
+            # What was complete before may have been too early to stop at (min_tokens): a hit ends in the new piece.
+            new = len(self._held)
+            hits = [(at, s) for s in self._stop if (at := text.find(s, max(new - len(s) + 1, 0))) >= 0]
             if hits:
                 at, stop = min(hits)
                 self._ready.append(text[:at])

@@ -100,6 +100,14 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     assert stream.push(ord("b")) == "b"
 
 
+def test_a_stop_string_completed_before_min_tokens_never_stops() -> None:
+    stream = TextStream(Bytes(), ["b", "bcd"])
+    assert stream.push(ord("b"), may_stop=False) is None  # held: it may become "bcd"
+    assert stream.push(ord("x")) is None
+    assert stream.take() == "bx"
+    assert stream.push(ord("b")) == "b"
+
+
 def test_no_tokenizer_no_text() -> None:
     stream = TextStream(None, ())
     assert stream.push(5) is None
