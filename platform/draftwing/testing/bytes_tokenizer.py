@@ -14,6 +14,7 @@ class BytesTokenizer:
     vocab_size = 259
     bos_token_id = BOS
     eos_token_ids = (EOS,)
+    has_chat_template = True
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """special: begin with the begin-of-text token."""
