@@ -80,7 +80,7 @@ def _randomise(model: nn.Module, seed: int) -> None:
         tensor = tensors[name]
         noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
         if tensor.dim() == 1:
-            tensor.add_(0.3 * noise)  # norms stay near their own neutral value, 1 or 0
+            tensor.copy_(tensor.round() + 0.3 * noise)  # norms stay near their own neutral value, 1 or 0
         elif "embed" in name:
             tensor.copy_(noise)
         else:
