@@ -27,7 +27,7 @@ from draftwing_serve.progress import Progress
 DRAIN_S = 30.0
 _POLL_S = 0.3
 _GROUP_SIGNAL_S = 0.3  # a signal to the whole process group ends Ray too, and that shows by then
-_WATCH_S = 2.0
+_WATCH_S = 3.0
 _HTTP_WAIT_S = 30.0
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _ERRORS: dict[int, type[DraftwingError]] = {2: ConfigError, 3: SetupError}
@@ -204,16 +204,10 @@ def _deploy(config: Config, options: ServeOptions, progress: Progress) -> None:
 
 
 def _watch() -> None:
-    """Wait for a signal, while Ray and Serve's controller live."""
-    import ray
-    from ray import serve
-
-    while True:
+    """Wait for a signal, while Ray lives; replicas and Serve's own processes it restarts itself."""
+    while ray_alive():
         time.sleep(_WATCH_S)
-        try:
-            serve.status()
-        except ray.exceptions.RayError as error:
-            raise DraftwingError(f"Ray has stopped: {_last_line(str(error))}") from error
+    raise DraftwingError("Ray has stopped, and with it the server; start it again")
 
 
 def _drain(progress: Progress) -> None:

@@ -38,6 +38,9 @@ _PRIVATE_ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # On a small machine what Serve does while idle is taken from the engine: half a second is soon enough.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",
     # A replica whose rank is gone can finish nothing: don't wait for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
