@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from draftwing.config import Config
@@ -59,6 +60,7 @@ def run(config: Config, options: ServeOptions) -> int:
     try:
         with _signals():
             check_address(config.server.host, config.server.port)
+            config = _with_absolute_path(config)
             resolve_model(config.model, progress.tell)
             if config.server.host not in _LOOPBACK and config.server.keys is None:
                 progress.warn(f"{config.server.host} is open to other machines and server.keys is not set")
@@ -71,6 +73,14 @@ def run(config: Config, options: ServeOptions) -> int:
     finally:
         progress.close()
     return 0
+
+
+def _with_absolute_path(config: Config) -> Config:
+    """The replicas may have another working directory."""
+    path = Path(config.model.path)
+    if not path.exists():
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path.absolute())})})
 
 
 def check_address(host: str, port: int) -> None:

@@ -72,7 +72,7 @@ def eventually(holds: Callable[[], bool], *, within_s: float) -> float:
     return time.monotonic() - begun
 
 
-def serve_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def serve_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     """`draftwing serve` with these arguments, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _COMMAND, "serve", *arguments],
@@ -80,6 +80,7 @@ def serve_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=cwd,
         env=os.environ | environment,
     )
 

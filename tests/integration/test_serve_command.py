@@ -33,9 +33,9 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def refused(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit code and the error line of a command that must give up at once."""
-    process = serve_command(*arguments, **environment)
+def refused(*arguments: str, ray: str = "") -> tuple[int, str]:
+    """Exit code and the error line of a command that must give up at once. ray: RAY_ADDRESS."""
+    process = serve_command(*arguments, RAY_ADDRESS=ray)
     try:
         out, err = process.communicate(timeout=60)
     finally:
@@ -55,7 +55,9 @@ def test_port_in_use(model: Path, taken: int) -> None:
 
 
 def test_missing_model() -> None:
-    assert refused("--model", "/no/such/model") == (2, "error: model.path /no/such/model does not exist")
+    code, line = refused("--model", "/no/such/model")
+    assert code == 2
+    assert line.startswith("error: model.path /no/such/model does not exist")
 
 
 def test_damaged_model(model: Path, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_damaged_model(model: Path, tmp_path: Path) -> None:
 
 
 def test_unreachable_ray(model: Path) -> None:
-    code, line = refused("--model", str(model), "--port", str(free_port()), RAY_ADDRESS=f"127.0.0.1:{free_port()}")
+    code, line = refused("--model", str(model), "--port", str(free_port()), ray=f"127.0.0.1:{free_port()}")
     assert code == 3
     assert "RAY_ADDRESS" in line
 
@@ -93,7 +95,7 @@ def test_refused_by_the_rank(model: Path, sessions: Path) -> None:
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert process.returncode == 3
     assert "lower cache.tokens" in line
-    assert list(sessions.iterdir()) == []
+    assert list(sessions.glob("dw-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_refused_by_the_rank(model: Path, sessions: Path) -> None:
 def test_starts_serves_and_leaves_nothing(
     model: Path, sessions: Path, number: signal.Signals, code: int, group: bool
 ) -> None:
-    arguments = ("--model", str(model), "--drafter", "ngram", "--port", str(port := free_port()), "--json")
-    process = serve_command(*arguments, TMPDIR=str(sessions))
+    arguments = ("--model", model.name, "--drafter", "ngram", "--port", str(port := free_port()), "--json")
+    process = serve_command(*arguments, cwd=model.parent, TMPDIR=str(sessions))
     try:
         assert process.stdout is not None
         announced = json.loads(process.stdout.readline())
@@ -126,4 +128,4 @@ def test_starts_serves_and_leaves_nothing(
     assert process.returncode == code, err
     assert "Traceback" not in err
     eventually(lambda: not any(each.is_running() and each.status() != "zombie" for each in started), within_s=5)
-    assert list(sessions.iterdir()) == []
+    assert list(sessions.glob("dw-*")) == []
