@@ -130,8 +130,9 @@ class PolicyConfig(Section):
 
 
 class CacheConfig(Section):
-    """The KV cache. tokens null: as many as fit into gpu_fraction of the device's memory. prefix: requests of one key that
-    begin with the same tokens share their keys and values.
+    """The KV cache. tokens null: as many as fit into gpu_fraction of the device's memory.
+
+    prefix: requests of one API key that begin with the same tokens share their keys and values.
     """
 
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 32

@@ -161,8 +161,9 @@ class AcceptanceSummary:
 class Emission:
     """What one step gave one request. token_ids: committed this step. text: what may be shown now.
 
-    text lags behind token_ids where it may be the start of a stop string or half a character. cached_tokens: how many
-    of the prompt's came from the prefix cache, the same in every emission. On the last emission finish_reason is set, with stop_reason the stop string or token id that ended it, and the summary.
+    text lags behind token_ids where it may be the start of a stop string or half a character. On the last emission
+    finish_reason is set, with stop_reason the stop string or token id that ended it, and the summary. cached_tokens:
+    tokens of the prompt that came from the prefix cache, the same in every emission.
     """
 
     request_id: str

@@ -26,7 +26,8 @@ def chain_of(tokens: Sequence[int], salt: str = "", block_tokens: int = BLOCK) -
 
 def held(pool: BlockPool, tokens: Sequence[int], salt: str = "") -> list[int]:
     """A table that ran these tokens, with what it found in the cache."""
-    chain, table = chain_of(tokens, salt), []
+    table: list[int] = []
+    chain = chain_of(tokens, salt)
     pool.share(table, pool.find(chain))
     assert pool.grow(table, len(tokens))
     for block, digest in zip(table, chain, strict=False):

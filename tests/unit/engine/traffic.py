@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +29,7 @@ class WatchedTarget(MockTarget):
 
     pool: BlockPool
 
-    def forward(self, sequences: list[SequenceRows]) -> Tensor:  # type: ignore[override]
+    def forward(self, sequences: Seq[SequenceRows]) -> Tensor:
         for sequence in sequences:
             self._check_blocks(sequence.slots[sequence.kv_len :])
         return super().forward(sequences)
@@ -180,4 +181,5 @@ class Traffic:
         return self._plain[sequence.id].tokens
 
     def _tokens(self, count: int) -> list[int]:
-        return self.draw.integers(1, VOCAB, count).tolist()
+        tokens: list[int] = self.draw.integers(1, VOCAB, count).tolist()
+        return tokens
