@@ -11,11 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Before torch is imported: on tiny models a second thread only waits for the first, at the cost of a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Time says nothing about an example on a machine that others use too.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def require(package: str, *, binary: str | None = None, module: str | None = None) -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwing_serve import errors
 from draftwing_serve.errors import ApiError
+from draftwing_serve.prepare import salt_of
 from draftwing_serve.streams import ClientGone
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Guard:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["sent_request_id"] = "x-request-id" in headers
+        state["salt"] = ""
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -60,7 +62,7 @@ class Guard:
 
         try:
             try:
-                self._check(scope["path"], headers)
+                state["salt"] = self._check(scope["path"], headers)
             except ApiError as error:
                 await error_response(error)(scope, receive, send_with_id)
             else:
@@ -75,14 +77,16 @@ class Guard:
         finally:
             self._core.metrics.http.labels(scope["method"], _route(scope), str(status)).inc()
 
-    def _check(self, path: str, headers: Headers) -> None:
+    def _check(self, path: str, headers: Headers) -> str:
+        """The salt of the request's key; ApiError where it is refused."""
         host = headers.get("host")
         if host is not None and not _HOST.fullmatch(host):
             raise ApiError(400, "invalid_request_error", "the Host header is not a host name", param="host")
         if self._keys and path not in PUBLIC_PATHS:
-            self._authenticate(headers.getlist("authorization"))
+            return self._authenticate(headers.getlist("authorization"))
+        return ""
 
-    def _authenticate(self, values: list[str]) -> None:
+    def _authenticate(self, values: list[str]) -> str:
         """Every key is compared, each in constant time, so that the time says nothing about them."""
         if len(values) != 1:
             raise errors.unauthorized("send exactly one Authorization header: Bearer and an API key")
@@ -91,6 +95,7 @@ class Guard:
         known = [hmac.compare_digest(given, accepted) for accepted in self._keys]
         if scheme.lower() != "bearer" or not any(known):
             raise errors.unauthorized("the API key is missing or not one of this server's")
+        return salt_of("API key", key.strip())
 
 
 def error_response(error: ApiError) -> Response:

@@ -113,8 +113,9 @@ def _information_routes(core: GatewayCore) -> APIRouter:
     return router
 
 
-async def _generate(core: GatewayCore, request: Request, read: Callable[[bytes], Job]) -> Response:
-    job = await core.prepared(read, await _json_body(core, request))
+async def _generate(core: GatewayCore, request: Request, read: Callable[[bytes, str], Job]) -> Response:
+    salt: str = request.scope["state"]["salt"]
+    job = await core.prepared(lambda body: read(body, salt), await _json_body(core, request))
     request_id = request_id_of(request.scope, job.request_id)
     headers = {"x-draftwing-seed": str(job.seed)}
     if job.ignored:

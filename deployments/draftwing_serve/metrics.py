@@ -30,6 +30,8 @@ ENGINE_COUNTERS = (
     ("draftwing_engine_steps", "Engine steps.", "steps"),
     ("draftwing_engine_tokens", "Tokens committed by the engine.", "generated_tokens"),
     ("draftwing_engine_preemptions", "Sequences put back to wait because the KV cache was full.", "preemptions"),
+    ("draftwing_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("draftwing_prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
     ("draftwing_spec_decode_num_drafts", "Drafts verified.", "drafts"),
     ("draftwing_spec_decode_num_draft_tokens", "Draft nodes verified.", "draft_tokens"),
     ("draftwing_spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_tokens"),

@@ -5,6 +5,7 @@ All of it is synchronous and may take long for a long prompt, so the gateway run
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -76,13 +77,20 @@ class Job:
     ignored: list[str] = field(default_factory=list)
 
 
+def salt_of(outer: str, secret: str) -> str:
+    """A salt inside the outer one: requests share cached state only where all that went into their salts is equal."""
+    return hashlib.blake2b(secret.encode(), key=outer.encode(), digest_size=16).hexdigest()
+
+
 class Preparer:
+    """salt: of the client's key; what one request leaves in caches is found only under the same salt."""
+
     def __init__(self, facts: ModelFacts, tokenizer: Tokenizer | None, limits: RequestLimits) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
         self.limits = limits
 
-    def completion(self, body: bytes) -> Job:
+    def completion(self, body: bytes, salt: str = "") -> Job:
         request = _read(CompletionRequest, body, self.limits.json_depth)
         ignored = refuse_unsupported(request.unknown, chat=False)
         self._check_model(request.model)
@@ -96,13 +104,13 @@ class Preparer:
         params = self._params(request, request.logprobs, {})
         prompts = [self._prompt_ids(prompt) for prompt in request.prompt]
         default = DEFAULT_COMPLETION_TOKENS
-        job = self._job(request, ignored, params, prompts, default=default, param="prompt")
+        job = self._job(request, ignored, params, prompts, salt=salt, default=default, param="prompt")
         if request.echo:
             texts = [self._prompt_text(prompt) for prompt in request.prompt]
             job.echoes = [text for text in texts for _ in range(request.n or 1)]
         return job
 
-    def chat(self, body: bytes) -> Job:
+    def chat(self, body: bytes, salt: str = "") -> Job:
         request = _read(ChatRequest, body, self.limits.json_depth)
         ignored = refuse_unsupported(request.unknown, chat=True)
         self._check_model(request.model)
@@ -113,7 +121,7 @@ class Preparer:
             names["max_tokens"] = "max_completion_tokens"
         params = self._params(request, logprobs, names)
         prompt, unknown = self._chat_ids(request.messages)
-        job = self._job(request, ignored + unknown, params, [prompt], default=None, param="messages")
+        job = self._job(request, ignored + unknown, params, [prompt], salt=salt, default=None, param="messages")
         job.chat = True
         return job
 
@@ -196,6 +204,7 @@ class Preparer:
         params: SamplingParams,
         prompts: list[list[int]],
         *,
+        salt: str,
         default: int | None,
         param: str,
     ) -> Job:
@@ -209,11 +218,13 @@ class Preparer:
             raise RequestError(
                 f"request_id must have 1 to {self.limits.request_id_chars} characters", param="request_id"
             )
+        if request.cache_salt is not None:
+            salt = salt_of(salt, request.cache_salt)
         choices = []
         for ids in prompts:
             fitted = self._fit(params, ids, asked, default, param)
             for choice in range(request.n or 1):
-                choices.append(ResumeState(ids, fitted, choice, self.facts.digest))
+                choices.append(ResumeState(ids, fitted, choice, self.facts.digest, salt))
         return Job(
             chat=False,
             model=request.model or self.facts.name,

@@ -135,6 +135,7 @@ class GenerationRequest(Received):
     return_token_ids: bool | None = None
     request_id: str | None = None
     speculation: Literal["on", "off"] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
 
 
 class CompletionRequest(GenerationRequest):

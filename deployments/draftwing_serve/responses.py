@@ -18,6 +18,7 @@ class ChoiceSoFar:
 
     text: str = ""
     started: bool = False
+    cached_tokens: int | None = None  # of the prompt, on the replica that began
     offset: int = 0  # characters before the next token's text, for text_offset
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -92,12 +93,24 @@ class Answer:
         body = self._named("chat.completion" if self._job.chat else "text_completion", choices)
         return body | {"usage": self.usage(), "seed": self._job.seed, "metrics": self._metrics(timings)}
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         prompt, completion = self._job.prompt_tokens, self.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
+        }
+
+    def _cached_tokens(self) -> int:
+        """Prompts count once, whatever n is: as their first choice found them."""
+        pairs = zip(self._choices, self._job.choices, strict=True)
+        return sum(choice.cached_tokens or 0 for choice, state in pairs if state.choice == 0)
 
     def _note(self, choice: ChoiceSoFar, emission: Emission) -> None:
         choice.token_ids += emission.token_ids
+        if choice.cached_tokens is None:
+            choice.cached_tokens = emission.cached_tokens
         if emission.finish_reason is not None:
             choice.finish_reason = emission.finish_reason
             choice.stop_reason = emission.stop_reason

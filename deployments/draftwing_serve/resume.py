@@ -26,12 +26,16 @@ MOST_MOVES = 3  # a request that ends every replica it meets must not end them a
 
 @dataclass(slots=True)
 class ResumeState:
-    """params carry the seed. generated_ids: committed, whether or not their text was sent. emitted_chars: text sent."""
+    """params carry the seed. generated_ids: committed, whether or not their text was sent. emitted_chars: text sent.
+
+    salt: of the caches it may share.
+    """
 
     prompt_ids: list[int]
     params: SamplingParams
     choice: int
     model_digest: str
+    salt: str = ""
     generated_ids: list[int] = field(default_factory=list)
     emitted_chars: int = 0
 
@@ -43,6 +47,7 @@ class ResumeState:
             choice=self.choice,
             generated_ids=list(self.generated_ids),
             emitted_chars=self.emitted_chars,
+            salt=self.salt,
         )
 
     def record(self, emission: Emission) -> None:

@@ -18,7 +18,6 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),

@@ -130,11 +130,15 @@ class PolicyConfig(Section):
 
 
 class CacheConfig(Section):
-    """The KV cache. tokens null: as many as fit into gpu_fraction of the device's memory."""
+    """The KV cache. tokens null: as many as fit into gpu_fraction of the device's memory.
+
+    prefix: requests of one API key that begin with the same tokens share their keys and values.
+    """
 
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 32
     gpu_fraction: float = Field(default=0.9, gt=0, le=1)
     tokens: Tokens | None = None
+    prefix: bool = True
 
 
 class LimitsConfig(Section):

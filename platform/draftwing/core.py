@@ -162,7 +162,8 @@ class Emission:
     """What one step gave one request. token_ids: committed this step. text: what may be shown now.
 
     text lags behind token_ids where it may be the start of a stop string or half a character. On the last emission
-    finish_reason is set, with stop_reason the stop string or token id that ended it, and the summary.
+    finish_reason is set, with stop_reason the stop string or token id that ended it, and the summary. cached_tokens:
+    tokens of the prompt that came from the prefix cache, the same in every emission.
     """
 
     request_id: str
@@ -173,6 +174,7 @@ class Emission:
     stop_reason: str | int | None = None
     error: str | None = None
     summary: AcceptanceSummary | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ class EngineCounters:
     """Totals since the engine started, all summable over replicas. Times in seconds.
 
     drafts: verifies that carried a draft. accepted_per_depth[d]: times the draft token at depth d + 1 was accepted.
+    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there, once a request.
     """
 
     steps: int = 0
@@ -225,6 +228,8 @@ class EngineCounters:
     branched_tokens: int = 0
     bad_drafts: int = 0
     preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     schedule_s: float = 0.0
     draft_s: float = 0.0

@@ -236,14 +236,15 @@ def kept_blocks(patch: pytest.MonkeyPatch) -> None:
 
 def forgotten_preemption(patch: pytest.MonkeyPatch) -> None:
     """A preempted request goes on as if its rows were still cached."""
-    preempt = Scheduler._preempt
+    start = Scheduler._start
 
-    def careless(self: Scheduler, sequence: Sequence) -> None:
-        kv_len = sequence.kv_len
-        preempt(self, sequence)
-        sequence.kv_len = kv_len
+    def careless(self: Scheduler, sequence: Sequence, hits: list[int]) -> None:
+        preempted = sequence.cached_tokens is not None
+        start(self, sequence, hits)
+        if preempted:
+            sequence.kv_len = len(sequence.tokens) - 1
 
-    patch.setattr(Scheduler, "_preempt", careless)
+    patch.setattr(Scheduler, "_start", careless)
 
 
 def shared_block(patch: pytest.MonkeyPatch) -> None:

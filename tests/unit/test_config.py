@@ -184,7 +184,7 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
         ("policy.mode: off", "c.yaml:1: policy.mode is not a setting; write policy.mode as nested keys"),
         (
             "cache: {zzz: 1}",
-            "c.yaml:1: cache.zzz is not a setting; expected one of block_tokens, gpu_fraction, tokens",
+            "c.yaml:1: cache.zzz is not a setting; expected one of block_tokens, gpu_fraction, tokens, prefix",
         ),
         (
             "zzz: 1",
@@ -242,7 +242,7 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
             "c.yaml:1: cache.gpu_fraction is inf; expected a number (above 0, at most 1)",
         ),
         ("cache: {gpu_fraction: 0}", "c.yaml:1: cache.gpu_fraction is 0; expected a number (above 0, at most 1)"),
-        ("cache: 5", "c.yaml:1: cache must be a mapping with block_tokens, gpu_fraction, tokens"),
+        ("cache: 5", "c.yaml:1: cache must be a mapping with block_tokens, gpu_fraction, tokens, prefix"),
         (
             "[1]",
             "c.yaml: a config is a mapping with model, parallel, drafters, policy, sampling, cache, limits, server",

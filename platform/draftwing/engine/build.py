@@ -137,4 +137,4 @@ def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: in
                 f"too little memory for the KV cache: {fraction:.0%} of the {free / 2**20:.0f} MiB available hold "
                 f"{tokens} tokens; free memory, or set cache.tokens"
             )
-    return BlockPool(max(-(-tokens // size), 1), size)
+    return BlockPool(max(-(-tokens // size), 1), size, prefix=config.cache.prefix)

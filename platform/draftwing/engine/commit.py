@@ -68,4 +68,5 @@ def emission(sequence: Sequence, outcome: Outcome, logprobs: list[TokenLogprob] 
         stop_reason=outcome.stop_reason,
         error=outcome.error,
         summary=sequence.summary if outcome.finish_reason is not None else None,
+        cached_tokens=sequence.cached_tokens or 0,
     )

@@ -1,7 +1,7 @@
 """Who runs in a step: decoding sequences first, then prefill chunks, within row and cache limits.
 
 First come first served. When the cache is short the youngest sequence gives its blocks back and is computed again
-later; the oldest is never preempted, so it always finishes and nothing starves.
+later, less what is still cached of it; the oldest is never preempted, so it always finishes and nothing starves.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from draftwing.core import StepPlan
+from draftwing.core import EngineCounters, StepPlan
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.prefix_cache import extend_chain
 from draftwing.engine.sequence import Sequence
 
 
@@ -37,12 +38,15 @@ class Schedule:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    """running and waiting are in order of arrival, and every running sequence is older than every waiting one."""
+
+    def __init__(self, pool: BlockPool, limits: Limits, counters: EngineCounters) -> None:
         self.pool = pool
         self.limits = limits
+        self.counters = counters
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.preempted: list[Sequence] = []  # since the last schedule began; their cached rows are gone
+        self.preempted: list[Sequence] = []  # since the last schedule began; they hold no blocks
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -58,30 +62,84 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose this step's rows and hold cache blocks for all of them."""
         self.preempted.clear()
+        for sequence in self.running:
+            self.pool.shrink(sequence.table, sequence.kv_len)  # of the last draft
         decoding: list[Sequence] = []
+        prefilling: list[tuple[Sequence, int]] = []
         budget = self.limits.batch_tokens
-        for sequence in list(self.running):  # oldest first: arrival order is kept
-            if sequence.pending == 1 and budget > 0 and sequence in self.running and self._hold(sequence, 1):
+        for sequence in self.running:  # the preempted leave from its end, so none that is met here has left
+            if sequence.pending == 1 and budget > 0 and self._hold(sequence, 1):
                 decoding.append(sequence)
                 budget -= 1
-        prefilling: list[tuple[Sequence, int]] = []
-        for sequence in list(self.running):
-            if sequence.pending > 1 and sequence in self.running:
+        for sequence in self.running:
+            if sequence.pending > 1:
                 budget -= self._prefill(sequence, budget, prefilling)
-        while self.waiting and budget > 0 and len(self.running) < self.limits.sequences:
+        self._admit(budget, decoding, prefilling)
+        held = {id(s) for s in self.running}
+        return Schedule(
+            [s for s in decoding if id(s) in held], [(s, chunk) for s, chunk in prefilling if id(s) in held]
+        )
+
+    def _admit(self, budget: int, decoding: list[Sequence], prefilling: list[tuple[Sequence, int]]) -> None:
+        """Start waiting sequences, in order, as long as all their tokens fit beside those that run."""
+        owed = sum(self._owed(s) for s in self.running) if self.waiting else 0
+        while self.waiting and budget > 0 and not self.preempted and len(self.running) < self.limits.sequences:
             sequence = self.waiting[0]
-            if self.pool.blocks_for(len(sequence.tokens) + 1) > self.pool.free:
+            hits = self._find(sequence)
+            if self._twin_runs(sequence, len(hits)):
+                break
+            if owed + self._owed(sequence) - len(hits) + self.pool.idle(hits) > self.pool.free:
                 break
             self.running.append(self.waiting.popleft())
+            self._start(sequence, hits)
             if sequence.pending == 1 and self._hold(sequence, 1):
                 decoding.append(sequence)
                 budget -= 1
             else:
                 budget -= self._prefill(sequence, budget, prefilling)
-        held = {id(s) for s in self.running}
-        return Schedule(
-            [s for s in decoding if id(s) in held], [(s, chunk) for s, chunk in prefilling if id(s) in held]
+            owed += self._owed(sequence)
+
+    def _start(self, sequence: Sequence, hits: list[int]) -> None:
+        self.pool.share(sequence.table, hits)
+        sequence.kv_len = len(hits) * self.pool.block_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.kv_len, sequence.prompt_len)
+            self.counters.prefix_queries += sequence.prompt_len
+            self.counters.prefix_hits += sequence.cached_tokens
+
+    def _owed(self, sequence: Sequence) -> int:
+        """Blocks that it needs beyond those it holds to have all its tokens run and one more."""
+        return max(self.pool.blocks_for(len(sequence.tokens) + 1) - len(sequence.table), 0)
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Cached blocks with the sequence's first tokens; the last token is run in any case, for its logits."""
+        if not self.pool.prefix:
+            return []
+        blocks = (len(sequence.tokens) - 1) // self.pool.block_tokens
+        chain = extend_chain(sequence.chain, sequence.salt, sequence.tokens, self.pool.block_tokens, blocks)
+        return self.pool.find(chain[:blocks])
+
+    def _twin_runs(self, sequence: Sequence, block: int) -> bool:
+        """Whether the first block that isn't cached is about to be computed by a sequence that runs.
+
+        Waiting for it costs less than computing the same again; the choices of one prompt come like this.
+        """
+        return any(
+            block < len(s.chain)
+            and block < len(sequence.chain)
+            and s.chain[block] == sequence.chain[block]
+            and s.kv_len < (block + 1) * self.pool.block_tokens
+            for s in self.running
         )
+
+    def keep(self, sequence: Sequence, since: int) -> None:
+        """Its rows from `since` on are committed: other sequences may find the blocks that became full."""
+        size = self.pool.block_tokens
+        filled = range(since // size, min(sequence.kv_len, len(sequence.tokens)) // size)
+        if filled and self.pool.prefix:
+            chain = extend_chain(sequence.chain, sequence.salt, sequence.tokens, size, filled.stop)
+            for index in filled:
+                self.pool.keep(sequence.table[index], chain[index])
 
     def _prefill(self, sequence: Sequence, budget: int, prefilling: list[tuple[Sequence, int]]) -> int:
         chunk = min(sequence.pending, budget, self.limits.prefill_chunk)
@@ -93,19 +151,18 @@ class Scheduler:
     def _hold(self, sequence: Sequence, rows: int) -> bool:
         """Hold blocks for the next rows, preempting younger sequences if need be; False: this one was preempted."""
         while not self.pool.grow(sequence.table, sequence.kv_len + rows):
-            youngest = max(self.running, key=lambda s: s.arrival)
+            youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.pool.release(sequence.table)
-        sequence.kv_len = 0
-        at = sum(1 for s in self.waiting if s.arrival < sequence.arrival)
-        self.waiting.insert(at, sequence)
-        self.preempted.append(sequence)
+    def _preempt(self, youngest: Sequence) -> None:
+        self.running.pop()
+        self.pool.release(youngest.table)
+        youngest.kv_len = 0
+        self.waiting.appendleft(youngest)
+        self.preempted.append(youngest)
 
     def hold_drafts(self, schedule: Schedule, plan: StepPlan) -> None:
         """Hold blocks for all draft rows a plan allows, so that a drafter with a cache may write there too."""

@@ -13,7 +13,9 @@ from draftwing.engine.text import TextStream
 class Sequence:
     """tokens: prompt and output; kv_len of them have their keys and values in the cache, in the blocks of `table`.
 
-    With one token pending (the root) the sequence decodes, with more it is prefilled. arrival orders fairness.
+    With one token pending (the root) the sequence decodes, with more it is prefilled. arrival orders fairness. chain:
+    digests of its first full blocks (`prefix_cache`), as far as anyone asked. cached_tokens: of the prompt, found in
+    the cache when it first ran; None before.
     """
 
     request: Request
@@ -23,6 +25,8 @@ class Sequence:
     text: TextStream
     kv_len: int = 0
     table: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    cached_tokens: int | None = None
     summary: AcceptanceSummary = field(default_factory=AcceptanceSummary)
 
     @property

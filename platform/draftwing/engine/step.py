@@ -39,11 +39,11 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.pool = pool
-        self.scheduler = Scheduler(pool, limits)
+        self.telemetry = Telemetry()
+        self.scheduler = Scheduler(pool, limits, self.telemetry.counters)
         self.drafting = Drafting(drafter, runner.vocab_size)
         self.policy = policy
         self.admission = admission
-        self.telemetry = Telemetry()
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
 
@@ -134,6 +134,8 @@ class Engine:
     def check(self) -> None:
         """Invariants of the cache's bookkeeping. Raises RuntimeError."""
         self.pool.check(s.table for s in self._sequences.values())
+        for sequence in self._sequences.values():
+            self.pool.check_writable(sequence.table[sequence.kv_len // self.pool.block_tokens :])
 
     def _plan(self, schedule: Schedule) -> StepPlan:
         decoding = schedule.decoding
@@ -162,6 +164,11 @@ class Engine:
             targets.append(target[moved])
         if any(len(source) for source in sources):
             self.runner.move(np.concatenate(sources), np.concatenate(targets))
+        for sequence, rows, outcome in zip(layout.sequences, layout.batch, outcomes, strict=True):
+            if outcome.error is None:
+                self.scheduler.keep(sequence, rows.kv_len)
+            else:
+                self.pool.forget(sequence.table)  # whatever spoiled its logits may lie there
         return outcomes
 
     def _tell_drafter(self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome]) -> None:

@@ -28,6 +28,7 @@ class Received:
     stop_reason: str | int | None = None
     error: str | None = None
     summary: AcceptanceSummary | None = None
+    cached_tokens: int = 0
     emissions: int = 0
 
     def take(self, emission: Emission) -> None:
@@ -38,7 +39,7 @@ class Received:
         self.text += emission.text
         self.logprobs += emission.logprobs or []
         self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
-        self.error, self.summary = emission.error, emission.summary
+        self.error, self.summary, self.cached_tokens = emission.error, emission.summary, emission.cached_tokens
 
 
 def run_to_end(engine: Engine, requests: Iterable[Request] = (), *, most_steps: int = 10_000) -> dict[str, Received]:
@@ -59,7 +60,7 @@ def run_to_end(engine: Engine, requests: Iterable[Request] = (), *, most_steps: 
 
 
 def assert_idle(engine: Engine) -> None:
-    """Nothing waits, nothing runs, and every cache block is free."""
+    """Nothing waits, nothing runs, no cache block is held, and all are accounted for."""
     engine.check()
     assert not engine.busy
     assert engine.step() == []
@@ -81,6 +82,7 @@ def make_engine(
     context: int = 4096,
     eos_token_ids: Sequence[int] = (),
     decoder: Decoder | None = None,
+    prefix: bool = True,
 ) -> Engine:
     """An engine around any runner. branching: children per node and depth of each draft, () for plain decoding.
 
@@ -96,7 +98,7 @@ def make_engine(
     return assemble(
         runner,
         TargetFacts(context, tuple(eos_token_ids), decoder),
-        pool=BlockPool(blocks, block_tokens),
+        pool=BlockPool(blocks, block_tokens, prefix=prefix),
         limits=Limits(sequences, queue, batch_tokens, prefill_chunk),
         drafter=drafter,
         policy=FixedPolicy("test", shape) if branching else OffPolicy(),

@@ -44,7 +44,10 @@ class ByteTokenizer:
 
 @dataclass
 class FakeEngine:
-    """Every request's output is OUTPUT, `run` tokens a step. die_after: steps until it dies, once for all streams."""
+    """Every request's output is OUTPUT, `run` tokens a step. die_after: steps until it dies, once for all streams.
+
+    cached: prompt tokens that a first choice finds in the prefix cache; later ones find one more each.
+    """
 
     run: int = 3
     step_s: float = 0.0
@@ -57,6 +60,7 @@ class FakeEngine:
     cancelled: int = 0
     closed: bool = False
     gate: asyncio.Event | None = None
+    cached: int = 0
 
     async def stream(self, request: Request) -> AsyncGenerator[Emission, None]:
         if self.refuse is not None:
@@ -86,7 +90,7 @@ class FakeEngine:
             self.cancelled += not finished
 
     def _emission(self, request: Request, ids: list[int], finished: bool, steps: int) -> Emission:
-        emission = Emission(request.id, ids, bytes(ids).decode())
+        emission = Emission(request.id, ids, bytes(ids).decode(), cached_tokens=self.cached + request.choice)
         if request.params.logprobs is not None:
             others = [(65 + i, -2.0 - i) for i in range(request.params.logprobs)]
             emission.logprobs = [TokenLogprob(token, -0.5, others) for token in ids]

@@ -14,6 +14,12 @@ from tests.unit.serve.fakes import CONTEXT, OUTPUT, FakeEngine, make_client, mak
 
 Run = Callable[..., Any]
 CHAT = [{"role": "user", "content": "hi"}]
+USAGE = {
+    "prompt_tokens": 6,
+    "completion_tokens": 10,
+    "total_tokens": 16,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
 
 
 def ask(run: Run, core: GatewayCore, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
@@ -50,7 +56,7 @@ def test_completion(run: Run) -> None:
     assert body["choices"] == [
         {"index": 0, "text": OUTPUT[:10], "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
-    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 10, "total_tokens": 16}
+    assert body["usage"] == USAGE
     assert response.headers["x-draftwing-seed"] == str(body["seed"])
 
 
@@ -147,7 +153,7 @@ def test_stream_usage(run: Run) -> None:
     *chunks, last = events(complete(run, stream=True, stream_options={"include_usage": True}))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 10, "total_tokens": 16}
+    assert last["usage"] == USAGE
     assert last["metrics"]["speculative_decoding"]["num_spec_tokens"] == 4
 
 
@@ -156,6 +162,52 @@ def test_continuous_usage(run: Run) -> None:
     *chunks, last = events(complete(run, stream=True, stream_options=options))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [3, 6, 9, 10]
     assert last["usage"]["completion_tokens"] == 10
+
+
+def test_cached_tokens_count_once_a_prompt(run: Run) -> None:
+    body = complete(run, make_core(FakeEngine(cached=2)), prompt=["abc", "def"], n=3).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+def salt(run: Run, key: str | None = None, **fields: Any) -> str:
+    """The salt that reaches the engine."""
+    engine = FakeEngine()
+    core = make_core(engine, keys=("key-number-1", "key-number-2") if key else ())
+    response = (
+        complete(run, core, **fields)
+        if key is None
+        else ask(
+            run, core, "/v1/completions", {"prompt": "hello", "max_tokens": 1} | fields, authorization=f"Bearer {key}"
+        )
+    )
+    assert response.status_code == 200
+    return engine.requests[0].salt
+
+
+def test_every_key_and_cache_salt_has_its_own_salt(run: Run) -> None:
+    """Rule R5: what one key's requests leave in caches is invisible to another's."""
+    first, second = "key-number-1", "key-number-2"
+    salts = [
+        salt(run),
+        salt(run, first),
+        salt(run, second),
+        salt(run, cache_salt=first),
+        salt(run, first, cache_salt="a"),
+        salt(run, first, cache_salt="b"),
+        salt(run, second, cache_salt="a"),
+    ]
+    assert salts[0] == ""
+    assert salts[3] != salts[1], "an unauthenticated client must not guess its way into a key's cache"
+    assert len(set(salts)) == len(salts)
+    assert salt(run, first, cache_salt="a") == salts[4]
+    assert not any(first in text for text in salts)
+
+
+@pytest.mark.parametrize("value", ["", "x" * 513, 5])
+def test_cache_salt_is_bounded(value: Any, run: Run) -> None:
+    response = complete(run, cache_salt=value)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "cache_salt"
 
 
 def test_stream_of_many_choices(run: Run) -> None:

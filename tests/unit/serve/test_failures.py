@@ -29,7 +29,7 @@ async def post(core: GatewayCore, **fields: Any) -> Any:
 @pytest.mark.parametrize("die_after", [0, 1, 3])
 def test_request_outlives_its_replica(stream: bool, die_after: int, run: Run) -> None:
     """The text is whole, without a gap or a repetition, and usage counts it once."""
-    first, second = FakeEngine(die_after=die_after), FakeEngine()
+    first, second = FakeEngine(die_after=die_after, cached=3), FakeEngine(cached=5)
     core = make_core(first, second)
     response = run(post(core, stream=stream, seed=7, stream_options={"include_usage": True} if stream else None))
     assert response.status_code == 200
@@ -40,6 +40,7 @@ def test_request_outlives_its_replica(stream: bool, die_after: int, run: Run) ->
     else:
         text, usage = response.json()["choices"][0]["text"], response.json()["usage"]
     assert text == OUTPUT[:10]
+    assert usage.pop("prompt_tokens_details") == {"cached_tokens": 3 if die_after else 5}  # where it first ran
     assert usage == {"prompt_tokens": 6, "completion_tokens": 10, "total_tokens": 16}
     (resumed,) = second.requests
     assert resumed.generated_ids == list(OUTPUT[: 3 * die_after].encode())
