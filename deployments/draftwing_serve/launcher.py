@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -61,7 +62,7 @@ def run(config: Config, options: ServeOptions) -> int:
         with _signals():
             check_address(config.server.host, config.server.port)
             config = _with_absolute_path(config)
-            resolve_model(config.model, progress.tell)
+            _check_model(config, progress)
             if config.server.host not in _LOOPBACK and config.server.keys is None:
                 progress.warn(f"{config.server.host} is open to other machines and server.keys is not set")
             progress.tell("starting Ray")
@@ -81,6 +82,26 @@ def _with_absolute_path(config: Config) -> Config:
     if not path.exists():
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path.absolute())})})
+
+
+def _check_model(config: Config, progress: Progress) -> None:
+    """Refuse a model that can't be served before Ray starts.
+
+    Device and memory are this machine's, so they are looked at only where no RAY_ADDRESS points to others.
+    """
+    folder = resolve_model(config.model, progress.tell)
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    from draftwing.engine.loading import preflight
+
+    model = config.model
+    preflight(
+        folder,
+        dtype=model.dtype,
+        device=model.device,
+        quantization=model.quantization,
+        trust_remote_code=model.trust_remote_code,
+    )
 
 
 def check_address(host: str, port: int) -> None:

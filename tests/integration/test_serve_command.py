@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch
 
 from tests.integration.serve_tools import eventually, free_port, make_model, serve_command
 
@@ -68,6 +69,25 @@ def test_damaged_model(model: Path, tmp_path: Path) -> None:
     code, line = refused("--model", str(damaged), "--port", str(free_port()))
     assert code == 2
     assert str(weights) in line
+
+
+def test_a_dtype_or_device_that_is_not_there(model: Path) -> None:
+    """Known before Ray starts; the rank would find it too, but later."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device, so asking for one is no mistake here")
+    code, line = refused("--model", str(model), "--port", str(free_port()), "--device", "cuda")
+    assert code == 3
+    assert "model.device is cuda" in line
+
+
+def test_hybrid_target(model: Path, tmp_path: Path) -> None:
+    hybrid = tmp_path / "hybrid"
+    shutil.copytree(model, hybrid)
+    config = json.loads((hybrid / "config.json").read_text())
+    (hybrid / "config.json").write_text(json.dumps(config | {"model_type": "jamba"}))
+    code, line = refused("--model", str(hybrid), "--port", str(free_port()))
+    assert code == 2
+    assert "hybrid" in line
 
 
 def test_unreachable_ray(model: Path) -> None:
