@@ -4,7 +4,7 @@ Registered with `AttentionInterface` and absent from `AttentionMaskInterface`, s
 every variation of a layer (scaling, sliding window, soft cap, sinks) to us as a keyword.
 
 Shapes: N rows in the ragged batch, G sequences of a group, R its padded rows, S its padded slots, H query heads,
-J key/value heads, Q = H / J, D head size.
+J key/value heads, Q = H / J, D size of a key, E of a value.
 """
 
 from __future__ import annotations
@@ -17,37 +17,69 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftwing.engine.batch import Group, RaggedBatch
+from draftwing.engine.batch import BoolArray, Group, RaggedBatch, within
+from draftwing.engine.latent import Latent
 
 NAME = "draftwing"
 
 
 @dataclass(slots=True)
+class View:
+    """What the layers of one window read of a group. mask: additive [G, 1, Q * R, S] for each Q asked for, None where
+    every row sees every slot. slots: a slice where they are contiguous, which saves a copy."""
+
+    slots: Tensor | slice
+    visible: BoolArray
+    masks: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, shared: int, like: Tensor) -> Tensor | None:
+        """The mask for `shared` query heads to a key head, made once a step."""
+        if shared not in self.masks:
+            if self.visible.all():
+                self.masks[shared] = None
+            else:
+                seen = torch.from_numpy(self.visible).to(like.device)
+                mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+                self.masks[shared] = mask.repeat(1, shared, 1).unsqueeze(1)
+        return self.masks[shared]
+
+
+@dataclass(slots=True)
 class DeviceGroup:
-    """A Group on the model's device; slots and rows are slices where they are contiguous, which saves a copy."""
+    """A Group on the model's device; views: by the layers' window, None for full attention."""
 
     source: Group
     rows: Tensor | None  # [G * R], None: the group is the whole batch in order, unpadded
     pick: Tensor | None  # [n] padded place of each real row, None when nothing is padded
-    slots: Tensor | slice
-    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+    views: dict[int | None, View] = field(default_factory=dict)
+
+    def view(self, window: int | None, device: torch.device) -> View:
+        if window not in self.views:
+            seen = self.source if window is None else within(self.source, window)
+            slots = _contiguous(seen.slots) or torch.from_numpy(seen.slots).to(device, non_blocking=True)
+            self.views[window] = View(slots, seen.visible)
+        return self.views[window]
 
 
 @dataclass(slots=True)
 class AttentionContext:
     """What attention needs in one forward: where to write, what to read, what each row may see.
 
-    pages: per layer (keys [slots, J, D], values [slots, J, D]).
+    pages: per layer (keys [slots, J, D], values [slots, J, E]); latents have E = 0 (`latent.py`).
     """
 
     pages: list[tuple[Tensor, Tensor]]
     write_slots: Tensor
     groups: list[DeviceGroup]
 
+    def write_latents(self, layer: int, latents: Tensor) -> None:
+        """latents [N, D]"""
+        self.pages[layer][0][self.write_slots] = latents[:, None]
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Keys and values of one layer: heads J and their sizes."""
+    """Keys and values of one layer: heads J and their sizes. value_size 0: latents, whose values are in the keys."""
 
     heads: int
     key_size: int
@@ -59,6 +91,16 @@ class ShapeProbe:
     """Stands in for a context to learn each layer's shapes: `attend` records them and returns zeros."""
 
     shapes: dict[int, KVShape] = field(default_factory=dict)
+
+    def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        latent = Latent.of(module)
+        shape = (
+            KVShape(1, latent.size + latent.rotary, 0)
+            if latent
+            else KVShape(key.shape[1], key.shape[3], value.shape[3])
+        )
+        self.shapes[int(module.layer_idx)] = shape  # type: ignore[arg-type]
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
 
 
 def _contiguous(slots: np.ndarray[Any, Any]) -> slice | None:
@@ -84,27 +126,9 @@ def prepare(batch: RaggedBatch, pages: list[tuple[Tensor, Tensor]], device: torc
                 source=group,
                 rows=None if whole else on_device(flat),
                 pick=on_device(np.nonzero(group.real.reshape(-1))[0]) if padded else None,
-                slots=_contiguous(group.slots) or on_device(group.slots),
             )
         )
     return AttentionContext(pages, on_device(batch.write_slots), groups)
-
-
-def _mask(group: DeviceGroup, window: int | None, heads: int, like: Tensor) -> Tensor | None:
-    """Additive mask [G, 1, Q * R, S] of a layer kind, made once a step; None where every row sees every slot."""
-    key = (window, heads)
-    if key not in group.masks:
-        source = group.source
-        visible = source.visible
-        if window is not None:
-            visible = visible & (source.key_pos[:, None, :] > source.query_pos[:, :, None] - window)
-        if visible.all():
-            group.masks[key] = None
-        else:
-            seen = torch.from_numpy(visible).to(like.device)
-            mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
-            group.masks[key] = mask.repeat(1, heads, 1).unsqueeze(1)
-    return group.masks[key]
 
 
 def _softcapped(
@@ -124,6 +148,49 @@ def _softcapped(
     return torch.matmul(weights.to(v.dtype), v)
 
 
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """What sets one layer's attention apart."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def _over_pages(query: Tensor, keys: Tensor, values: Tensor, ctx: AttentionContext, how: Variation) -> Tensor:
+    """query [1, H, N, D] over pages [slots, J, D] and [slots, J, E] -> [1, N, H, E]; E = 0: the keys are the values.
+
+    Query heads that share a key/value head become extra rows of one product, so nothing is repeated.
+    """
+    h, n, d = query.shape[1:]
+    j = keys.shape[1]
+    q_nhd = query[0].transpose(0, 1)
+    out = None if ctx.groups[0].rows is None else query.new_empty(n, h, values.shape[-1] or d)
+    for group in ctx.groups:
+        g, r = group.source.rows.shape
+        q = q_nhd if group.rows is None else q_nhd[group.rows]
+        q = q.reshape(g, r, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(g, j, h // j * r, d)
+        view = group.view(how.window, query.device)
+        k = keys[view.slots].view(g, -1, j, d).transpose(1, 2)
+        v = values[view.slots].view(g, -1, j, values.shape[-1]).transpose(1, 2) if values.shape[-1] else k
+        mask = view.mask(h // j, q)
+        if how.softcap is None and how.sinks is None:
+            o = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
+        else:
+            o = _softcapped(q, k, v, mask, how.scaling, how.softcap, how.sinks)
+        o = o.view(g, j, h // j, r, -1).permute(0, 3, 1, 2, 4).reshape(g * r, h, -1)
+        if out is None:
+            return o.unsqueeze(0)
+        if group.pick is None:
+            out[group.rows] = o
+        else:
+            assert group.rows is not None
+            out[group.rows[group.pick]] = o[group.pick]
+    assert out is not None
+    return out.unsqueeze(0)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -138,43 +205,16 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, H, N, D], key and value [1, J, N, D] -> output [1, N, H, D].
-
-    Query heads that share a key/value head become extra rows of one product, so nothing is repeated.
-    """
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    """query [1, H, N, D], key [1, J, N, D] and value [1, J, N, E] -> output [1, N, H, E]."""
     if isinstance(dw_ctx, ShapeProbe):
-        dw_ctx.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    keys, values = dw_ctx.pages[layer]
+        return dw_ctx.take(module, query, key, value), None
+    keys, values = dw_ctx.pages[int(module.layer_idx)]  # type: ignore[arg-type]
+    how = Variation(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap, s_aux)
+    if latent := Latent.of(module):  # the LatentCache has written this call's
+        return latent.values(_over_pages(latent.queries(query), keys, values, dw_ctx, how)), None
     keys[dw_ctx.write_slots] = key[0].transpose(0, 1)
     values[dw_ctx.write_slots] = value[0].transpose(0, 1)
-    h, n, d = query.shape[1:]
-    j = key.shape[1]
-    scale = scaling if scaling is not None else d**-0.5
-    q_nhd = query[0].transpose(0, 1)
-    out = None if dw_ctx.groups[0].rows is None else query.new_empty(n, h, value.shape[-1])
-    for group in dw_ctx.groups:
-        g, r = group.source.rows.shape
-        q = q_nhd if group.rows is None else q_nhd[group.rows]
-        q = q.reshape(g, r, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(g, j, h // j * r, d)
-        k, v = keys[group.slots], values[group.slots]
-        k, v = (x.view(g, -1, j, x.shape[-1]).transpose(1, 2) for x in (k, v))
-        mask = _mask(group, sliding_window, h // j, q)
-        if softcap is None and s_aux is None:
-            o = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        else:
-            o = _softcapped(q, k, v, mask, scale, softcap, s_aux)
-        o = o.view(g, j, h // j, r, -1).permute(0, 3, 1, 2, 4).reshape(g * r, h, -1)
-        if out is None:
-            return o.unsqueeze(0), None
-        if group.pick is None:
-            out[group.rows] = o
-        else:
-            assert group.rows is not None
-            out[group.rows[group.pick]] = o[group.pick]
-    assert out is not None
-    return out.unsqueeze(0), None
+    return _over_pages(query, keys, values, dw_ctx, how), None
 
 
 def register() -> None:

@@ -80,6 +80,20 @@ class Group:
     key_pos: IntArray
 
 
+def within(group: Group, window: int) -> Group:
+    """The group as layers see it whose rows see `window` positions, themselves included: older slots are left out."""
+    length = group.query_pos[:, :1] + group.real.sum(1)[:, None]  # row 0 has the earliest position, the slots before it
+    first = np.maximum(group.query_pos[:, :1] + 1 - window, 0)
+    index = first + np.arange(int((length - first).max()))
+    inside = index < group.slots.shape[1]
+    index = np.minimum(index, group.slots.shape[1] - 1)
+    key_pos = np.take_along_axis(group.key_pos, index, axis=1)
+    visible = np.take_along_axis(group.visible, np.broadcast_to(index[:, None], (*group.rows.shape, index.shape[1])), 2)
+    visible &= inside[:, None] & (key_pos[:, None] > group.query_pos[:, :, None] - window)
+    slots = np.take_along_axis(group.slots, index, axis=1)
+    return Group(group.rows, group.real, slots, visible, group.query_pos, key_pos)
+
+
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """tokens, positions, write_slots [N]; wanted: batch indexes of the rows whose logits are returned."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from draftwing.core import IntArray
 from draftwing.engine import attention
 from draftwing.engine.batch import RaggedBatch, SequenceRows, build
+from draftwing.engine.latent import LatentCache
 
 
 class Runner(Protocol):
@@ -45,9 +46,11 @@ def probe_layers(model: nn.Module, device: torch.device) -> list[attention.KVSha
     return [probe.shapes[layer] for layer in range(len(probe.shapes))]
 
 
-def _call(model: nn.Module, tokens: Tensor, wanted: Tensor, ctx: Any, positions: Tensor | None = None) -> Tensor:
+def _call(
+    model: nn.Module, tokens: Tensor, wanted: Tensor, ctx: Any, positions: Tensor | None = None, **more: Any
+) -> Tensor:
     position_ids = torch.zeros_like(tokens) if positions is None else positions
-    out = model(tokens, position_ids=position_ids, use_cache=False, logits_to_keep=wanted, dw_ctx=ctx)
+    out = model(tokens, position_ids=position_ids, use_cache=False, logits_to_keep=wanted, dw_ctx=ctx, **more)
     logits: Tensor = out.logits[0]
     return logits
 
@@ -68,6 +71,8 @@ class ModelRunner:
         self.model = model
         self.device = device
         self.vocab_size = vocab_size
+        # Other models must get none: they would hand it what our attention function writes itself.
+        self.keywords = {"cache": LatentCache()} if any(shape.value_size == 0 for shape in layers) else {}
         self.pages = [
             (
                 torch.empty(slots, shape.heads, shape.key_size, device=device, dtype=dtype),
@@ -84,7 +89,7 @@ class ModelRunner:
             torch.from_numpy(x).to(self.device, non_blocking=True)
             for x in (batch.tokens, batch.positions, batch.wanted)
         )
-        return _call(self.model, tokens[None], wanted, ctx, positions[None])
+        return _call(self.model, tokens[None], wanted, ctx, positions[None], **self.keywords)
 
     @torch.inference_mode()
     def move(self, source: IntArray, target: IntArray) -> None:
