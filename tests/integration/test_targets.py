@@ -19,7 +19,7 @@ from draftwing.engine import attention
 from draftwing.engine.build import engine_for
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import load_target
-from draftwing.engine.runner import Runner
+from draftwing.engine.runner import ModelRunner, Runner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.step import Engine
 from draftwing.testing.drafters import OracleDrafter
 from draftwing.testing.plain_loop import TransformersTarget, gap_after
@@ -118,6 +118,25 @@ def test_logits_of_a_ragged_batch(case: Case) -> None:
         deviation = ragged_deviation(case.runner, case.plain, draw, slots=SLOTS)
         assert deviation.scale > 3
         assert deviation.relative <= TOLERANCE, deviation
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("llama", 2 * 2 * 12),  # keys and values of two heads
+        ("gemma3", 2 * 2 * 16),
+        (
+            "deepseek_v3",
+            24 + 8,
+        ),  # one latent and one rotary key for all heads, which have 4 * (20 + 10)
+    ],
+)
+def test_cache_bytes(name: str, numbers: int, cases: Callable[[str], Case]) -> None:
+    runner = cases(name).runner
+    assert isinstance(runner, ModelRunner)
+    layers = probe_layers(runner.model, runner.device)
+    assert kv_bytes_per_slot(layers, torch.float32) == 3 * 4 * numbers
+    assert sum(tensor.nbytes for layer in runner.pages for tensor in layer) == SLOTS * 3 * 4 * numbers
 
 
 @pytest.mark.slow

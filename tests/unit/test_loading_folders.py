@@ -299,6 +299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {}}},
         "rope type dynamic",
     ),
+    **{kind: ({"model_type": kind}, f"model_type '{kind}'") for kind in ("bloom", "mpt", "falcon")},  # ALiBi
     "windows in a mask alone": ({"model_type": "qwen2_moe", "use_sliding_window": True}, "sliding-window layers"),
 }  # fmt: skip
 
@@ -311,6 +312,14 @@ def test_models_that_cant_be_served(tmp_path: Path, what: str) -> None:
     message = message_of(ConfigError, lambda: resolved(folder))
     assert str(folder) in message
     assert said in message
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_rope_type_that_transformers_reads_as_another(tmp_path: Path) -> None:
+    factors = [1.0] * 8
+    scaling = {"type": "yarn", "short_factor": factors, "long_factor": factors}
+    folder = resolved(copy_of("llama8", tmp_path / "m", model_type="phi3", rope_scaling=scaling, rope_parameters=None))
+    assert "rope type longrope" in message_of(ConfigError, lambda: load_target(folder, device="cpu"))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Latent:
 
     def queries(self, query: Tensor) -> Tensor:
         """query [1, H, N, D] -> queries of the latents [1, H, N, C + R]."""
-        plain, rotary = query.split([self.plain, self.rotary], dim=-1)
+        plain, rotary = query[..., : self.plain], query[..., self.plain :]
         return torch.cat([torch.matmul(plain, self._weight(query.shape[1])[:, : self.plain]), rotary], dim=-1)
 
     def values(self, output: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from draftwing.engine import attention, hf
 from draftwing.engine.memory import available_bytes, machine_bytes
 from draftwing.engine.model_folder import ModelFolder, inspect, read_json
-from draftwing.engine.supported import VERIFIED, check_quantization
+from draftwing.engine.supported import VERIFIED, check_quantization, check_rope
 from draftwing.engine.weight_files import WeightFiles
 from draftwing.errors import ConfigError, SetupError
 
@@ -162,6 +162,7 @@ def load_target(
     hf.quiet()
     attention.register()
     config = hf.load_config(folder.path, trust_remote_code=trust_remote_code)
+    check_rope(config.to_dict(), folder.source)  # transformers takes a Phi-3 file's "yarn" for longrope
     if config.model_type not in VERIFIED and not hf.uses_our_attention(config):
         raise ConfigError(
             f"{folder.source} has Python code of its own whose attention Draftwing can't replace; "

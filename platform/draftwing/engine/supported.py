@@ -119,6 +119,15 @@ def _others(config: Mapping[str, Any], allowed: Iterable[str]) -> list[str]:
     return sorted(_kinds(config) - set(allowed))
 
 
+def check_rope(config: Mapping[str, Any], where: str) -> None:
+    """ConfigError for angles that depend on the whole call. Asked of the file, and of what transformers makes of it."""
+    if by_call := sorted(rope_types(config) & set(CALL_ROPES)):
+        raise ConfigError(
+            f"{where} uses the rope type {by_call[0]}, whose angles depend on the whole call, so that output would "
+            "depend on what else is in the batch; it can't be served yet: take a variant with another rope_scaling"
+        )
+
+
 def check_quantization(quantization: str | None) -> None:
     """ConfigError for the setting model.quantization, none of whose values can be served yet."""
     if quantization is not None:
@@ -149,9 +158,5 @@ def check_config(config: Mapping[str, Any], where: str, *, trust_remote_code: bo
         raise ConfigError(
             f"{where} is a {config['model_type']} model with sliding-window layers, which can't be served yet"
         )
-    if by_call := sorted(rope_types(config) & set(CALL_ROPES)):
-        raise ConfigError(
-            f"{where} uses the rope type {by_call[0]}, whose angles depend on the whole call, so that output would "
-            "depend on what else is in the batch; it can't be served yet: take a variant with another rope_scaling"
-        )
+    check_rope(config, where)
     _check_type(config, where, trust_remote_code)

@@ -256,12 +256,13 @@ def test_logprobs_are_the_raw_models_at_every_token_also_accepted_ones() -> None
 def test_what_follows_a_stop_inside_an_accepted_run_is_dropped_and_not_counted() -> None:
     plain = oracle(requests(1)[0]).tokens
     stop = next(t for i, t in enumerate(plain) if 3 <= i <= 10 and t not in plain[:i])
-    params = SamplingParams(max_tokens=16, temperature=0.8, seed=0, stop_token_ids=(stop,), **PENALISED)
+    params = SamplingParams(max_tokens=16, temperature=0.8, seed=0, stop_token_ids=(stop,), logprobs=0, **PENALISED)
     engine = speculating(accuracy=1.0, branching=(1,) * 8)
     # The drafter knows what would follow the stop.
     engine.drafting._drafter = OracleDrafter(lambda view: plain, accuracy=1.0, vocab_size=259)
     got = run_to_end(engine, [Request("r0", PROMPTS[0], params)])["r0"]
     end = plain.index(stop) + 1
     assert (got.tokens, got.finish_reason, got.stop_reason) == (plain[:end], "stop", stop)
+    assert [entry.token for entry in got.logprobs] == plain[:end]
     assert engine.counters.generated_tokens == end
     assert engine.counters.steps < end
