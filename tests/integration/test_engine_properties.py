@@ -192,7 +192,7 @@ def test_any_traffic_gives_the_oracles_output(arrivals: list[Arrival], setup: Se
 
 
 @pytest.mark.slow
-@settings(COMMON, max_examples=5000)
+@settings(COMMON, max_examples=1500)
 @given(arrivals=traffic(), setup=SETUPS)
 def test_much_traffic_gives_the_oracles_output(arrivals: list[Arrival], setup: Setup) -> None:
     check_traffic(arrivals, setup)
