@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,37 @@ def test_tokenizer_is_the_one_that_transformers_reads(gemma: ModelFolder, gguf: 
         "",
     ):
         assert tokenizer.encode(text) == direct(text).input_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "own", "peak"),
+    [
+        ("float32", 0.3, 1.3),  # mapped from the file: of its own the process holds next to nothing
+        ("bfloat16", 0.8, 1.9),  # half of what is stored, beside the file that it is read from
+    ],
+)
+def test_memory_of_loading(gemma: ModelFolder, dtype: str, own: float, peak: float) -> None:
+    """Shares of the stored weights that loading adds to a process. own: not backed by the file, once it is done."""
+    code = f"""
+from pathlib import Path
+from draftwing.config_models import ModelConfig
+from draftwing.engine.hub import resolve_model
+from draftwing.engine.loading import load_target
+
+def kilobytes(*names):
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return [int(lines[name].split()[0]) for name in names]
+
+folder = resolve_model(ModelConfig(path={str(gemma.path)!r}))
+before = kilobytes("RssAnon", "VmHWM")
+target = load_target(folder, device="cpu", dtype={dtype!r})
+for weights in target.model.parameters():
+    weights.view(-1)[::512].sum()  # every page has been read
+print(*[after - start for after, start in zip(kilobytes("RssAnon", "VmHWM"), before)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    added_own, added_peak = (1024 * int(word) for word in done.stdout.split())
+    stored = (gemma.path / "model.safetensors").stat().st_size
+    assert added_own <= own * stored
+    assert added_peak <= peak * stored

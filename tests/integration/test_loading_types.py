@@ -28,9 +28,10 @@ SMALL: dict[str, Any] = {
     "query_pre_attn_scalar": 16, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"use_sliding_window": False},  # with windows it is refused
-    "deepseek_v3": {"head_dim": None, "num_key_value_heads": 4},
+    **{kind: {"head_dim": None, "num_key_value_heads": 4} for kind in LATENT},
 }
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from draftwing.errors import ConfigError
 
-# `tests/unit/test_loading_types.py` compares each with transformers' eager attention.
+# `tests/integration/test_loading_types.py` compares each with transformers' eager attention.
 VERIFIED = (
-    "apertus", "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "granitemoe",
-    "hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+    "apertus", "arcee", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "gpt_oss",
+    "granite", "granitemoe", "hunyuan_v1_dense", "llama", "minicpm3", "ministral", "mistral", "mixtral", "olmo",
+    "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+    "starcoder2", "youtu",
 )  # fmt: skip
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
