@@ -68,7 +68,7 @@ def latents(rows: int, context: int) -> dict[str, float]:
     heads, size, rotary, plain, value = 16, 512, 64, 128, 128
     module = torch.nn.Module()
     module.kv_b_proj = torch.nn.Linear(size, heads * (plain + value), bias=False)
-    for name, number in {"layer_idx": 0, "kv_lora_rank": size, "qk_rope_head_dim": rotary}.items():
+    for name, number in {"expand_kv": 0, "layer_idx": 0, "kv_lora_rank": size, "qk_rope_head_dim": rotary}.items():
         setattr(module, name, number)
     module.qk_nope_head_dim = plain  # type: ignore[assignment]
     pages = [(torch.randn(context + 128, 1, size + rotary), torch.empty(context + 128, 1, 0))]

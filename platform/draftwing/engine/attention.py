@@ -93,12 +93,9 @@ class ShapeProbe:
     shapes: dict[int, KVShape] = field(default_factory=dict)
 
     def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        latent = Latent.of(module)
-        shape = (
-            KVShape(1, latent.size + latent.rotary, 0)
-            if latent
-            else KVShape(key.shape[1], key.shape[3], value.shape[3])
-        )
+        shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
+        if latent := Latent.of(module):
+            shape = KVShape(1, latent.size + latent.rotary, 0)
         self.shapes[int(module.layer_idx)] = shape  # type: ignore[arg-type]
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
 

@@ -43,7 +43,9 @@ class Latent:
     @classmethod
     def of(cls, module: nn.Module) -> Latent | None:
         """None for a layer that keeps keys and values per head."""
-        if not hasattr(module, "kv_b_proj"):
+        if not hasattr(
+            module, "expand_kv"
+        ):  # transformers' name for projecting up, after the cache; remote code lacks it
             return None
         own: Any = module
         return cls(own.kv_lora_rank, own.qk_rope_head_dim, own.qk_nope_head_dim, own.kv_b_proj)
