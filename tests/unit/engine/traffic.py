@@ -170,8 +170,9 @@ class Traffic:
 
     def _remember(self, request: Request, output: list[int]) -> None:
         """Later prompts continue this text under any salt, as the next turn of a chat does, within half the cache."""
-        text = [*request.prompt_ids, *output][: self.engine.pool.tokens // 2]
+        text = [*request.prompt_ids, *output]
         self.ran |= {(request.salt, tuple(text[:length])) for length in range(1, len(text) + 1)}
+        text = text[: self.engine.pool.tokens // 2]
         if len(self.texts) < 7:
             self.texts.append(text)
         else:
