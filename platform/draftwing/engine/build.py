@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+
+from torch import nn
 
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.drafters.registry import make_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
+from draftwing.engine.cpu_kernel import load_kernel
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.linear import pack_linears, packed_bytes
+from draftwing.engine.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.memory import available_bytes
+from draftwing.engine.memory import available_bytes, machine_bytes
+from draftwing.engine.norm import replace_norms
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
@@ -58,7 +63,7 @@ def engine_for(
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
-    pack(target, tell)
+    speed_up(target.model, compile_kernel=config.model.compile, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
     drafter = bound_drafter(config, target, context, decoder)
     per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
@@ -81,19 +86,21 @@ def engine_for(
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
 
 
-def pack(target: LoadedTarget, tell: Progress) -> None:
-    """Pack the weights for skinny products where the copies leave room for the cache."""
-    needed = packed_bytes(target.model)
-    free = available_bytes(target.device)
-    if not needed:
+def speed_up(model: nn.Module, *, compile_kernel: bool, tell: Progress) -> None:
+    """Give float32 products on a CPU a faster form: our kernel, else packed copies where they leave room."""
+    if next(replaceable(model), None) is None:
         return
+    kernel = load_kernel(tell) if compile_kernel else None
+    if kernel is not None:
+        replace_linears(model, partial(KernelLinear, kernel=kernel))
+        replace_norms(model, kernel)
+        return
+    needed, free = packed_bytes(model), machine_bytes()[0]
     if needed > PACK_FRACTION * free:
-        tell(
-            f"weights are not packed for verifying: {needed / 2**20:.0f} MiB more, of {free / 2**20:.0f} MiB available"
-        )
-        return
-    tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
-    pack_linears(target.model)
+        tell(f"weights are not packed for verifying: {needed / 2**20:.0f} of {free / 2**20:.0f} MiB available")
+    elif needed:
+        tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
+        replace_linears(model, PackedLinear)
 
 
 def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:

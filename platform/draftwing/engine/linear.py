@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftwing.engine.skinny import Kernel
+from draftwing.engine.cpu_kernel import CpuKernel
 
 KERNEL_ROWS = 32  # most rows; with more, torch's blocked product is as fast or faster
 PACKED_FROM = 4  # rows
@@ -28,7 +28,7 @@ class KernelLinear(nn.Module):
     Up to KERNEL_ROWS rows, a row's result does not depend, in any bit, on the rows beside it.
     """
 
-    def __init__(self, source: nn.Linear, kernel: Kernel) -> None:
+    def __init__(self, source: nn.Linear, kernel: CpuKernel) -> None:
         super().__init__()
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias

@@ -1,8 +1,10 @@
-// y = x W^T (+ bias) for few rows x: W [out, in] is read from memory once, whatever the number of rows.
+// What a decoding step of a float32 model on a CPU spends its time in: products of few rows, and norms.
 //
-// Every sum runs over k in the same order for any number of rows, threads and tiles, so a row's result is the same, bit
-// for bit, in any company (rule R1). Compiled on the machine that runs it, so vectors are as wide as it has.
+// A product reads its weights from memory once, whatever the number of rows. Every sum runs in the same order for any
+// number of rows, threads and tiles, so a row's result is the same, bit for bit, in any company (rule R1). Compiled on
+// the machine that runs it, so vectors are as wide as it has. All arrays are contiguous and may be unaligned.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,8 +26,7 @@ constexpr int LANES = 4, REGISTERS = 16;
 constexpr int SUMS = REGISTERS * 3 / 4;   // registers that hold running sums; weights and inputs take the rest
 constexpr int ROWS = REGISTERS / 4;       // rows of x in one pass over a block of W
 constexpr size_t DEPTH = 1024;            // inputs at a time: that many of ROWS rows stay in the first-level cache
-constexpr size_t BLOCK = 64;              // outputs at a time: DEPTH inputs of them stay in the second-level cache
-constexpr size_t AHEAD = 8192;            // bytes; hardware prefetchers stop at every page, and DRAM is slow to answer
+constexpr size_t BLOCK = 128;             // outputs at a time where there are more rows: DEPTH inputs of them stay cached
 constexpr size_t GRAIN = 1 << 16;         // weights; a thread with fewer costs more to wake than it saves
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -65,13 +66,14 @@ void tile(const Product<Weight> &p, size_t o, size_t stride, size_t j, size_t fr
     const Weight *weight = p.weight + o * p.in;
     const float *x = p.x + j * p.in;
     const size_t step = stride * p.in;
+    constexpr int NEAR = N < ROWS ? 3 : 2;  // many rows fill the first-level cache themselves
     size_t k = from;
     for (; k + LANES <= to; k += LANES) {
         Vector w[R];
 #pragma GCC unroll 32
         for (int r = 0; r < R; r++) {
             w[r] = load(weight + r * step + k);
-            __builtin_prefetch(reinterpret_cast<const char *>(weight + r * step + k) + AHEAD, 0, 2);
+            __builtin_prefetch(weight + r * step + p.in + k, 0, NEAR);  // the next row: DRAM is slow to answer
         }
 #pragma GCC unroll 32
         for (int n = 0; n < N; n++) {
@@ -108,7 +110,8 @@ void rows(int count, const Product<Weight> &p, size_t first, size_t last, size_t
 template <typename Weight> void product(const Product<Weight> &p, size_t count, int threads) {
     const size_t useful = 1 + p.in * p.out / GRAIN;
     if (size_t(threads) > useful) threads = int(useful);
-    const size_t share = (p.out + threads - 1) / threads, block = share < BLOCK ? share : BLOCK;
+    const size_t share = (p.out + threads - 1) / threads;
+    const size_t block = count <= ROWS || share < BLOCK ? share : BLOCK;
     const std::ptrdiff_t blocks = (p.out + block - 1) / block;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (std::ptrdiff_t b = 0; b < blocks; b++) {
@@ -122,15 +125,35 @@ template <typename Weight> void product(const Product<Weight> &p, size_t count, 
     }
 }
 
+void norm(const float *x, const float *weight, float *y, size_t size, float epsilon) {
+    Vector squares = {};
+    size_t k = 0;
+    for (; k + LANES <= size; k += LANES) squares += load(x + k) * load(x + k);
+    float total = sum<LANES>(reinterpret_cast<const float *>(&squares));
+    for (; k < size; k++) total += x[k] * x[k];
+    const float scale = 1.0f / std::sqrt(total / float(size) + epsilon);
+    for (k = 0; k < size; k++) y[k] = x[k] * scale * weight[k];
+}
+
 }  // namespace
 
-// x [count, in], y [count, out], all contiguous; the pointers may be unaligned.
+// y [count, out] = x [count, in] W^T + bias, W [out, in].
 extern "C" void product_float32(const float *weight, const float *bias, const float *x, float *y, size_t count,
                                 size_t in, size_t out, int threads) {
     product(Product<float>{weight, nullptr, bias, x, y, in, out}, count, threads);
 }
 
+// The same for int8 weights; scales [out].
 extern "C" void product_int8(const std::int8_t *weight, const float *scales, const float *bias, const float *x,
                              float *y, size_t count, size_t in, size_t out, int threads) {
     product(Product<std::int8_t>{weight, scales, bias, x, y, in, out}, count, threads);
+}
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight for each of count rows; weight [size].
+extern "C" void rms_norm(const float *x, const float *weight, float *y, size_t count, size_t size, float epsilon,
+                         int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count * size > GRAIN)
+    for (std::ptrdiff_t row = 0; row < std::ptrdiff_t(count); row++) {
+        norm(x + row * size, weight, y + row * size, size, epsilon);
+    }
 }
