@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-
-from torch import nn
 
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.drafters.registry import make_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
-from draftwing.engine.cpu_kernel import load_kernel
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.memory import available_bytes, machine_bytes
-from draftwing.engine.norm import replace_norms
+from draftwing.engine.memory import available_bytes
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
+from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import SetupError
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
-PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 Progress = Callable[[str], None]
@@ -86,23 +80,6 @@ def engine_for(
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
 
 
-def speed_up(model: nn.Module, *, compile_kernel: bool, tell: Progress) -> None:
-    """Give float32 products on a CPU a faster form: our kernel, else packed copies where they leave room."""
-    if next(replaceable(model), None) is None:
-        return
-    kernel = load_kernel(tell) if compile_kernel else None
-    if kernel is not None:
-        replace_linears(model, partial(KernelLinear, kernel=kernel))
-        replace_norms(model, kernel)
-        return
-    needed, free = packed_bytes(model), machine_bytes()[0]
-    if needed > PACK_FRACTION * free:
-        tell(f"weights are not packed for verifying: {needed / 2**20:.0f} of {free / 2**20:.0f} MiB available")
-    elif needed:
-        tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
-        replace_linears(model, PackedLinear)
-
-
 def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:
     drafter = make_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
     drafter.bind(
@@ -114,6 +91,7 @@ def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer:
             layers=int(target.config.num_hidden_layers),
             device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
+            compile=config.model.compile,
             model=target.model,
             tokenizer=tokenizer,
         )

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwing.engine import build
+from draftwing.engine import speedup
+from draftwing.engine.cache import cache_root
 from draftwing.engine.cpu_kernel import CpuKernel, find_compiler, load_kernel
 from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear, packed_bytes, replaceable
 from tests.conftest import require
@@ -129,7 +130,12 @@ def test_choice_depends_on_the_row_count_alone(shape: tuple[int, int]) -> None:
 def test_packed_choice_depends_on_the_row_count_alone() -> None:
     module = PackedLinear(linear_of((6, 8)))
     seen: list[int] = []
-    module._product = lambda x, *_: seen.append(len(x)) or x
+
+    def product(x: Tensor, *_: object) -> Tensor:
+        seen.append(len(x))
+        return x
+
+    module._product = product
     for rows in range(1, 40):
         module(torch.randn(rows, 8))
     assert PACKED_FROM == 4
@@ -154,7 +160,7 @@ def kinds(module: nn.Module) -> list[str]:
 def test_kernel_takes_every_plain_float32_linear(kernel: CpuKernel) -> None:
     target, told = model(), list[str]()
     weights = [id(parameter) for parameter in target.parameters()]
-    build.speed_up(target, compile_kernel=True, tell=told.append)
+    speedup.speed_up(target, compile_kernel=True, tell=told.append)
     assert kinds(target) == ["KernelLinear", "KernelLinear", "Special", "Linear", "Linear"]
     assert [id(parameter) for parameter in target.parameters()] == weights  # no copy
     assert told == []  # built before
@@ -164,9 +170,9 @@ def test_without_the_kernel_weights_are_packed_where_memory_allows(monkeypatch: 
     needed = packed_bytes(model())
     assert needed == 4 * (8 * 6 + 6 * 6)
     for free, packed in ((2 * needed, True), (2 * needed - 2, False)):
-        monkeypatch.setattr(build, "machine_bytes", lambda free=free: (free, "free"))
+        monkeypatch.setattr(speedup, "machine_bytes", lambda free=free: (free, "free"))
         target, told = model(), list[str]()
-        build.speed_up(target, compile_kernel=False, tell=told.append)
+        speedup.speed_up(target, compile_kernel=False, tell=told.append)
         assert (kinds(target)[0] == "PackedLinear") is packed
         assert len(told) == 1
         assert ("not packed" in told[0]) is not packed
@@ -175,15 +181,15 @@ def test_without_the_kernel_weights_are_packed_where_memory_allows(monkeypatch: 
 def test_without_onednn_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     target = model()
-    build.speed_up(target, compile_kernel=False, tell=print)
+    speedup.speed_up(target, compile_kernel=False, tell=print)
     assert kinds(target) == kinds(model())
 
 
 def test_nothing_is_built_for_a_model_without_such_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "load_kernel", lambda _: pytest.fail("built"))
+    monkeypatch.setattr(speedup, "load_kernel", lambda _: pytest.fail("built"))
     target = model().half()
     assert next(replaceable(target), None) is None
-    build.speed_up(target, compile_kernel=True, tell=print)
+    speedup.speed_up(target, compile_kernel=True, tell=print)
 
 
 def compiler_script(folder: Path, body: str) -> Path:
@@ -235,7 +241,7 @@ def test_built_once_for_each_kind_of_processor(
     kernel: CpuKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A script stands in for the compiler: it copies a library built before, and notes that it ran."""
-    cache = build.load_kernel.__globals__["cache_root"]() / "kernels"
+    cache = cache_root() / "kernels"
     library = next(cache.glob("cpu-*/cpu_kernel.so"))
     copy = f'for last; do :; done; cp "{library}" "$last"; echo ran >> "{tmp_path}/runs"'
     monkeypatch.setenv("CXX", str(compiler_script(tmp_path, copy)))
