@@ -51,6 +51,7 @@ class ModelConfig(Section):
     path: folder, hub id or GGUF file; empty means none was configured, which commands that load a model refuse.
     name: the served name (default: last part of the path). dtype auto: float32 on a CPU, the checkpoint's own on a GPU.
     quantization null: what the checkpoint carries. cpu_threads null: all cores that this process may use.
+    compile: build a kernel for this machine's CPU, once, where there is a C++ compiler.
     """
 
     path: Text = ""
@@ -64,6 +65,7 @@ class ModelConfig(Section):
     cache_dir: Text | None = None
     trust_remote_code: bool = False
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    compile: bool = True
 
     @property
     def served_name(self) -> str:

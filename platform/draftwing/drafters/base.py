@@ -101,7 +101,8 @@ class TargetInfo:
     """What a drafter may know of its target.
 
     model: the target module, for drafters that share its embedding or head; None where drafter and target live in
-    different processes, which only token drafters allow. tokenizer: None where the target has none.
+    different processes, which only token drafters allow. tokenizer: None where the target has none. compile: kernels
+    for this machine may be built.
     """
 
     vocab_size: int
@@ -113,6 +114,7 @@ class TargetInfo:
     dtype: str = "float32"
     model: torch.nn.Module | None = None
     tokenizer: Vocabulary | None = None
+    compile: bool = True
 
 
 class CheckpointReader(Protocol):

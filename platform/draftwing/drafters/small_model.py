@@ -13,9 +13,9 @@ from draftwing.drafters.base import TargetInfo
 from draftwing.engine.attention import KVShape
 from draftwing.engine.batch import SequenceRows
 from draftwing.engine.hub import resolve_model
-from draftwing.engine.linear import pack_linears
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
+from draftwing.engine.speedup import speed_up
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError
 
@@ -61,7 +61,7 @@ def load_small_model(path: str, revision: str | None, dtype: str, target: Target
     folder = resolve_model(ModelConfig.model_validate({"path": path, "revision": revision}))
     loaded = load_target(folder, dtype=dtype, device=target.device.partition(":")[0])
     _same_vocabulary(path, loaded, load_tokenizer(folder), target)
-    pack_linears(loaded.model)
+    speed_up(loaded.model, compile_kernel=target.compile)
     return SmallModel(loaded)
 
 

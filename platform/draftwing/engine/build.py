@@ -10,18 +10,17 @@ from draftwing.drafters.registry import make_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.linear import pack_linears, packed_bytes
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.memory import available_bytes
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
+from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import SetupError
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
-PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 Progress = Callable[[str], None]
@@ -58,7 +57,7 @@ def engine_for(
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
-    pack(target, tell)
+    speed_up(target.model, compile_kernel=config.model.compile, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
     drafter = bound_drafter(config, target, context, decoder)
     per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
@@ -81,21 +80,6 @@ def engine_for(
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
 
 
-def pack(target: LoadedTarget, tell: Progress) -> None:
-    """Pack the weights for skinny products where the copies leave room for the cache."""
-    needed = packed_bytes(target.model)
-    free = available_bytes(target.device)
-    if not needed:
-        return
-    if needed > PACK_FRACTION * free:
-        tell(
-            f"weights are not packed for verifying: {needed / 2**20:.0f} MiB more, of {free / 2**20:.0f} MiB available"
-        )
-        return
-    tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
-    pack_linears(target.model)
-
-
 def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:
     drafter = make_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
     drafter.bind(
@@ -107,6 +91,7 @@ def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer:
             layers=int(target.config.num_hidden_layers),
             device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
+            compile=config.model.compile,
             model=target.model,
             tokenizer=tokenizer,
         )

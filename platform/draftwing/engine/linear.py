@@ -1,20 +1,44 @@
 """Skinny products on a CPU: a verify multiplies few rows by large weights; reading the weights should be all it costs.
 
-Up to three float32 rows torch's `linear` does that. From four rows on it repacks the weight in every call, and oneDNN's
-prepacked layout keeps eight rows near the cost of one (`benchmarks/gemm_rows.py` prints the table). The choice is made
-by the row count alone and never measured at run time, so that it can't differ between runs (rule R1).
+torch's `linear` repacks the weight in every call from four rows on. Our kernel reads it once, in place, for up to 32
+rows at nearly the cost of one. Where it can't be built, oneDNN's prepacked copies help from four rows on, at twice the
+memory. `benchmarks/gemm_rows.py` prints the table. A method is chosen by the row count alone and never measured at run
+time, so that it can't differ between runs (rule R1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from draftwing.engine.cpu_kernel import CpuKernel
+
+KERNEL_ROWS = 32  # most rows; with more, torch's blocked product is as fast or faster
 PACKED_FROM = 4  # rows
 ROWS_HINT = 8  # the row count that the packed layout is made for
+
+
+class KernelLinear(nn.Module):
+    """An nn.Linear whose skinny products run in our kernel: the same product, to rounding, on the same weight.
+
+    Up to KERNEL_ROWS rows, a row's result does not depend, in any bit, on the rows beside it.
+    """
+
+    def __init__(self, source: nn.Linear, kernel: CpuKernel) -> None:
+        super().__init__()
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight, self.bias = source.weight, source.bias
+        self._kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        fits = 0 < x.numel() <= KERNEL_ROWS * self.in_features and x.shape[-1] == self.in_features
+        if fits and x.dtype is torch.float32 and x.is_cpu and not x.requires_grad:
+            return self._kernel.product(x.contiguous(), self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class PackedLinear(nn.Module):
@@ -35,22 +59,25 @@ class PackedLinear(nn.Module):
         return result
 
 
-def _packable(module: nn.Linear) -> bool:
-    """A plain Linear: a subclass may compute something else."""
-    return type(module) is nn.Linear and module.weight.dtype is torch.float32 and module.weight.device.type == "cpu"
+def replaceable(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Every float32 Linear on a CPU, as (parent, name, module). A subclass may compute something else, so it stays."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                weight = child.weight
+                if weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():
+                    yield parent, name, child
+
+
+def replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put make(module) in the place of every replaceable Linear."""
+    for parent, name, child in replaceable(model):
+        setattr(parent, name, make(child))
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """Memory that `pack_linears` would add."""
+    """Memory that packed copies would add; 0 where there is no oneDNN."""
     onednn: Any = torch.backends.mkldnn
     if not onednn.is_available():
         return 0
-    return sum(m.weight.nbytes for m in model.modules() if isinstance(m, nn.Linear) and _packable(m))
-
-
-def pack_linears(model: nn.Module) -> None:
-    """Give every float32 Linear on a CPU its packed copy."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and _packable(child):
-                setattr(parent, name, PackedLinear(child))
+    return sum(child.weight.nbytes for _, _, child in replaceable(model))
