@@ -26,11 +26,16 @@ NAME = "draftwing"
 @dataclass(slots=True)
 class View:
     """What the layers of one window read of a group. mask: additive [G, 1, Q * R, S] for each Q asked for, None where
-    every row sees every slot. slots: a slice where they are contiguous, which saves a copy."""
+    every row sees every slot. slots [G * S]: a slice where they are contiguous, which saves a copy."""
 
     slots: Tensor | slice
     visible: BoolArray
     masks: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def read(self, pages: Tensor) -> Tensor:
+        """pages [slots, J, D] -> [G, J, S, D]. index_select copies whole rows, on a CPU twice as fast as indexing."""
+        read = pages[self.slots] if isinstance(self.slots, slice) else pages.index_select(0, self.slots)
+        return read.view(len(self.visible), -1, *pages.shape[1:]).transpose(1, 2)
 
     def mask(self, shared: int, like: Tensor) -> Tensor | None:
         """The mask for `shared` query heads to a key head, made once a step."""
@@ -56,7 +61,9 @@ class DeviceGroup:
     def view(self, window: int | None, device: torch.device) -> View:
         if window not in self.views:
             seen = self.source if window is None else within(self.source, window)
-            slots = _contiguous(seen.slots) or torch.from_numpy(seen.slots).to(device, non_blocking=True)
+            slots: Tensor | slice | None = _contiguous(seen.slots)
+            if slots is None:
+                slots = torch.from_numpy(seen.slots.reshape(-1)).to(device, non_blocking=True)
             self.views[window] = View(slots, seen.visible)
         return self.views[window]
 
@@ -169,8 +176,8 @@ def _over_pages(query: Tensor, keys: Tensor, values: Tensor, ctx: AttentionConte
         q = q_nhd if group.rows is None else q_nhd[group.rows]
         q = q.reshape(g, r, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(g, j, h // j * r, d)
         view = group.view(how.window, query.device)
-        k = keys[view.slots].view(g, -1, j, d).transpose(1, 2)
-        v = values[view.slots].view(g, -1, j, values.shape[-1]).transpose(1, 2) if values.shape[-1] else k
+        k = view.read(keys)
+        v = view.read(values) if values.shape[-1] else k
         mask = view.mask(h // j, q)
         if how.softcap is None and how.sinks is None:
             o = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
