@@ -31,14 +31,20 @@ def gap_of(engine: Engine, requests: Seq[Request], plain: Seq[Seq[int]]) -> Gap:
 
 
 def _logits_after(engine: Engine, tokens: list[int]) -> FloatArray:
-    """Logits [V] after these tokens."""
+    """Logits [V] after these tokens, computed in free blocks of the engine's cache."""
     if engine.busy:
         raise RuntimeError("the engine is busy; a gap is measured in its cache, so let it finish first")
-    ids, slots = np.array(tokens, dtype=np.int64), np.arange(len(tokens), dtype=np.int64)
-    for start in range(0, len(ids), CHUNK):
-        part = ids[start : start + CHUNK]
-        end = start + len(part)
-        rows = SequenceRows(part, chain_parents(len(part)), slots[:end], start, wanted=1)
-        logits = engine.runner.forward([rows])
+    table: list[int] = []
+    if not engine.pool.grow(table, len(tokens)):
+        raise RuntimeError(f"a gap after {len(tokens)} tokens was asked for; the cache holds {engine.pool.tokens}")
+    ids, slots = np.array(tokens, dtype=np.int64), engine.pool.slots(table, len(tokens))
+    try:
+        for start in range(0, len(ids), CHUNK):
+            part = ids[start : start + CHUNK]
+            end = start + len(part)
+            rows = SequenceRows(part, chain_parents(len(part)), slots[:end], start, wanted=1)
+            logits = engine.runner.forward([rows])
+    finally:
+        engine.pool.release(table)
     last: FloatArray = logits[0].float().cpu().numpy()
     return last
