@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ class Draftwing:
                 "model": {"path": model, "cpu_threads": threads},
                 "drafters": [{"method": "ngram"}],
                 "policy": {"mode": f"fixed:k={DRAFT}"},
-                "cache": {"tokens": CACHE},
+                "cache": {"tokens": CACHE, "prefix": False},  # every round computes its prompts
             }
         )
         self.engine, tokenizer = build_local(config, progress=tell)
@@ -177,10 +178,17 @@ class Server:
         return [choice["token_ids"] for choice in choices]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def served(args: argparse.Namespace) -> Iterator[Server]:
     """A server with the settings of the engine in this process, stopped at the end."""
-    settings = [f"cache.tokens={CACHE}", "server.port=0", "model.name=served"]
+    settings = [f"cache.tokens={CACHE}", "cache.prefix=false", f"server.port={free_port()}", "model.name=served"]
     command = [sys.executable, "-m", "draftwing.cli", "serve", "--json", "--model", args.model, "--drafter", "ngram"]
     command += ["--draft-tokens", str(DRAFT), "--cpu-threads", str(args.threads)]
     command += [part for setting in settings for part in ("--set", setting)]
@@ -237,7 +245,9 @@ def against_transformers(args: argparse.Namespace, ours: Draftwing, prompts: Tok
     folder = resolve_model(Config.model_validate({"model": {"path": args.model}}).model).path
     theirs = Transformers(folder, args.tokens)
     generate = Contender("transformers generate", theirs.complete)
-    lookup = Contender("transformers prompt lookup", lambda some: theirs.complete(some, prompt_lookup_num_tokens=DRAFT))
+    lookup = Contender(
+        "transformers prompt lookup", lambda some: theirs.complete(some, prompt_lookup_num_tokens=args.lookup)
+    )
     plain = Contender("draftwing plain", ours.complete)
     ngram = Contender("draftwing ngram", lambda some: ours.complete(some, speculate=True))
     batch = Contender("draftwing plain, batch 8", ours.complete, BATCH)
@@ -318,6 +328,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48, help="new tokens of each prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, of every contender")
+    parser.add_argument("--lookup", type=int, default=DRAFT, help="draft length of transformers' prompt lookup")
     parser.add_argument("--sets", nargs="*", default=sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
