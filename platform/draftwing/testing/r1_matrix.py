@@ -109,6 +109,9 @@ def assert_happened(report: Report) -> None:
     else:
         accepted, rejected, branched = 0.03, 0.04, 0.0
     shares = {"accepted": accepted, "rejected": rejected, "branched": branched if cell.width > 1 else 0.0}
+    if cell.drafter == "ngram" and cell.batch == 1 and cell.sampling == "greedy":
+        # One greedy text of a random target may loop at once, or never repeat: lookup is always right there, or wrong.
+        shares = {"drafted": 0.04}
     for name, share in shares.items():
         count, least = getattr(report, name), max(share * tokens - 2, 1) if share else 0
         assert count >= least, f"{cell}: {count} nodes {name}, expected at least {least:.1f} with {tokens} tokens"
