@@ -26,15 +26,17 @@ from torch import Tensor, nn
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.batch import SequenceRows, chain_parents
-from draftwing.engine.build import engine_for
+from draftwing.engine.build import build_local, engine_for
 from draftwing.engine.cpu_kernel import load_kernel
 from draftwing.engine.hub import resolve_model
+from draftwing.engine.int8 import Int8Linear
 from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear
 from draftwing.engine.loading import load_target
 from draftwing.engine.step import Engine
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 BARS = {"plain": 1 / 1.25, "4 rows": 1.15, "8 rows": 1.6, "16 rows": 2.2}  # steps of generate
+INT8_BAR = 1.3  # times as fast as plain
 CONTEXT = 100
 STEPS = 6  # a round
 WEIGHTS = 40_000_000  # read by one measurement of a product: more than a cache holds
@@ -71,6 +73,7 @@ def products(model: nn.Module, rounds: int) -> dict[str, dict[int, Times]]:
         forms: dict[str, list[nn.Module]] = {"linear": [*some], "packed": [PackedLinear(module) for module in some]}
         if kernel is not None:
             forms["kernel"] = [KernelLinear(module, kernel) for module in some]
+            forms["int8"] = [Int8Linear(module, kernel) for module in some]
         times = table[f"{shape[0]}x{shape[1]}"] = {}
         for rows in ROWS:
             calls = {name: _all(forms[name], torch.randn(rows, shape[1])) for name in forms}
@@ -132,16 +135,16 @@ def verify(engine: Engine, prompt: list[int], rows: int) -> float:
     return (process_time() - started) * 1e3
 
 
-def steps(folder: Path, engine: Engine, vocabulary: int, rounds: int) -> Times:
-    """Least CPU ms of each kind of step."""
-    generate = Generate(folder)
+def steps(generate: Generate, engines: dict[str, Engine], vocabulary: int, rounds: int) -> Times:
+    """Least CPU ms of each kind of step. engines: prefix of the step's name -> engine."""
     prompt = np.random.default_rng(0).integers(5, vocabulary, CONTEXT).tolist()
-    times: dict[str, list[float]] = {"generate": [], "plain": [], **{f"{rows} rows": [] for rows in ROWS}}
+    times: dict[str, list[float]] = {"generate": []}
     for _ in range(rounds):
         times["generate"] += generate.steps(prompt)
-        times["plain"] += plain_steps(engine, prompt)
-        for rows in ROWS:
-            times[f"{rows} rows"].append(verify(engine, prompt, rows))
+        for prefix, engine in engines.items():
+            times.setdefault(f"{prefix}plain", []).extend(plain_steps(engine, prompt))
+            for rows in ROWS:
+                times.setdefault(f"{prefix}{rows} rows", []).append(verify(engine, prompt, rows))
     return {name: min(values) for name, values in times.items()}
 
 
@@ -156,15 +159,21 @@ def show_products(table: dict[str, dict[int, Times]]) -> None:
 def show_steps(times: Times) -> bool:
     """Whether every bar is met."""
     missed = False
-    print(f"\n{'step':10s} {'CPU ms':>8s} {'of generate':>12s} {'bar':>6s}")
+    print(f"\n{'step':14s} {'CPU ms':>8s} {'of generate':>12s} {'bar':>6s}")
     for name, ms in times.items():
         share = ms / times["generate"]
         bar = BARS.get(name)
         missed |= bar is not None and share > bar
         verdict = "" if bar is None else f"{bar:6.2f} {'met' if share <= bar else 'MISSED'}"
-        print(f"{name:10s} {ms:8.1f} {share:12.2f} {verdict}")
+        print(f"{name:14s} {ms:8.1f} {share:12.2f} {verdict}")
+    gain = times["plain"] / times["int8 plain"]
     print(f"\nplain decoding is {times['generate'] / times['plain']:.2f}x as fast as generate")
-    return not missed
+    print(f"int8 is {gain:.2f}x as fast again; bar {INT8_BAR}x {'met' if gain >= INT8_BAR else 'MISSED'}")
+    return not missed and gain >= INT8_BAR
+
+
+def config_of(model: str, **settings: object) -> Config:
+    return Config.model_validate({"model": {"path": model, "cpu_threads": 1, **settings}, "cache": {"tokens": 1024}})
 
 
 def main() -> int:
@@ -177,7 +186,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    config = Config.model_validate({"model": {"path": args.model, "cpu_threads": 1}, "cache": {"tokens": 1024}})
+    config = config_of(args.model)
     folder = resolve_model(config.model, progress=tell)
     target = load_target(folder, dtype="float32", device="cpu", threads=1)
     result: dict[str, Any] = {"schema": 1}
@@ -186,9 +195,12 @@ def main() -> int:
         result["products"] = products(target.model, args.rounds)
         show_products(result["products"])
     if not args.products:
-        engine = engine_for(config, target, progress=tell)
-        result["steps"] = steps(folder.path, engine, target.vocab_size, args.rounds)
-        result["bars"] = BARS
+        engines = {
+            "": engine_for(config, target, progress=tell),
+            "int8 ": build_local(config_of(args.model, quantization="int8"), progress=tell)[0],
+        }
+        result["steps"] = steps(Generate(folder.path), engines, target.vocab_size, args.rounds)
+        result["bars"] = {**BARS, "int8": INT8_BAR}
         met = show_steps(result["steps"])
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
