@@ -356,8 +356,8 @@ def test_hybrids_are_never_verified() -> None:
     [
         (ConfigError, {"dtype": "int3"}, ["model.dtype", "'int3'", "bfloat16"]),
         (ConfigError, {"device": "tpu"}, ["model.device", "'tpu'", "auto, cpu, cuda"]),
-        (ConfigError, {"quantization": "int8"}, ["model.quantization", "'int8'", "not available in this version"]),
-        (ConfigError, {"quantization": "int4"}, ["model.quantization", "'int4'"]),
+        (ConfigError, {"quantization": "int4"}, ["model.quantization", "'int4'", "not available", "'int8'"]),
+        (ConfigError, {"quantization": "int8", "dtype": "bfloat16"}, ["model.quantization", "bfloat16", "float32"]),
     ],
 )
 def test_settings(error: type[DraftwingError], settings: dict[str, Any], said: list[str]) -> None:
@@ -367,7 +367,7 @@ def test_settings(error: type[DraftwingError], settings: dict[str, Any], said: l
 
 
 def test_quantization_is_refused_while_resolving() -> None:
-    assert "int8" in message_of(ConfigError, lambda: resolved(golden("llama8"), quantization="int8"))
+    assert "int4" in message_of(ConfigError, lambda: resolved(golden("llama8"), quantization="int4"))
 
 
 @pytest.mark.usefixtures("no_weights")

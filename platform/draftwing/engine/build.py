@@ -57,7 +57,7 @@ def engine_for(
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
     tell = progress or (lambda _: None)
     layers = probe_layers(target.model, target.device)
-    speed_up(target.model, compile_kernel=config.model.compile, tell=tell)
+    speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
     drafter = bound_drafter(config, target, context, decoder)
     per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token

@@ -35,6 +35,9 @@ class CpuKernel:
         self._float32 = functions.product_float32
         self._float32.argtypes = [pointer, pointer, pointer, pointer, size, size, size, ctypes.c_int]
         self._float32.restype = None
+        self._int8 = functions.product_int8
+        self._int8.argtypes = [pointer, pointer, pointer, pointer, pointer, size, size, size, ctypes.c_int]
+        self._int8.restype = None
         self._rms_norm = functions.rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, size, size, ctypes.c_float, ctypes.c_int]
         self._rms_norm.restype = None
@@ -45,6 +48,23 @@ class CpuKernel:
         y = x.new_empty((*x.shape[:-1], out_features))
         self._float32(
             weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            x.data_ptr(),
+            y.data_ptr(),
+            x.numel() // in_features,
+            in_features,
+            out_features,
+            torch.get_num_threads(),
+        )
+        return y
+
+    def product_int8(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """x (scales W)^T + bias: weight W [out, in] int8, scales [out]."""
+        out_features, in_features = weight.shape
+        y = x.new_empty((*x.shape[:-1], out_features))
+        self._int8(
+            weight.data_ptr(),
+            scales.data_ptr(),
             None if bias is None else bias.data_ptr(),
             x.data_ptr(),
             y.data_ptr(),

@@ -134,6 +134,11 @@ def preflight(
     _, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
     where = choose_device(device)
     kind = choose_dtype(dtype, weights, where)
+    if quantization is not None and (where.type != "cpu" or kind is not torch.float32):
+        raise ConfigError(
+            f"model.quantization is {quantization!r} and the model runs in {str(kind).removeprefix('torch.')} on "
+            f"{where.type}; int8 is available on a CPU, in float32: set model.device: cpu and model.dtype: float32"
+        )
     check_memory(folder, weights, kind, where)
     return where, kind
 

@@ -8,16 +8,27 @@ from torch import nn
 
 from draftwing.engine.cache import Progress, silent
 from draftwing.engine.cpu_kernel import load_kernel
+from draftwing.engine.int8 import Int8Linear
 from draftwing.engine.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
-from draftwing.engine.memory import machine_bytes
+from draftwing.engine.memory import machine_bytes, need_memory
 from draftwing.engine.norm import replace_norms
+from draftwing.errors import ConfigError, SetupError
 
 PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 
 
-def speed_up(model: nn.Module, *, compile_kernel: bool, tell: Progress = silent) -> None:
-    """Give float32 products on a CPU a faster form: our kernel, else packed copies where they leave room."""
-    if next(replaceable(model), None) is None:
+def speed_up(
+    model: nn.Module, *, compile_kernel: bool, quantization: str | None = None, tell: Progress = silent
+) -> None:
+    """Give float32 products on a CPU a faster form: our kernel, else packed copies where they leave room.
+
+    ConfigError or SetupError when `quantization` asks for what can't be had here.
+    """
+    linears = [child for _, _, child in replaceable(model)]
+    if quantization is not None:
+        _quantize(model, linears, compile_kernel=compile_kernel, tell=tell)
+        return
+    if not linears:
         return
     kernel = load_kernel(tell) if compile_kernel else None
     if kernel is not None:
@@ -30,3 +41,17 @@ def speed_up(model: nn.Module, *, compile_kernel: bool, tell: Progress = silent)
     elif needed:
         tell(f"packing weights for verifying, {needed / 2**20:.0f} MiB more")
         replace_linears(model, PackedLinear)
+
+
+def _quantize(model: nn.Module, linears: list[nn.Linear], *, compile_kernel: bool, tell: Progress) -> None:
+    """Put int8 weights in the place of every plain Linear's."""
+    if not compile_kernel:
+        raise ConfigError("model.quantization int8 needs the CPU kernel; set model.compile: true")
+    kernel = load_kernel(tell)
+    if kernel is None:
+        raise SetupError("model.quantization int8 needs the CPU kernel, which can't be built here; set it to null")
+    chosen = sum(linear.weight.numel() for linear in linears)
+    need_memory(chosen, "quantizing to int8")
+    tell(f"quantizing to int8: {chosen / 1e6:.0f} million weights; embeddings and mixed experts stay float32")
+    replace_linears(model, partial(Int8Linear, kernel=kernel))
+    replace_norms(model, kernel)

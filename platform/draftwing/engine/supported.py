@@ -130,11 +130,10 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
 
 
 def check_quantization(quantization: str | None) -> None:
-    """ConfigError for the setting model.quantization, none of whose values can be served yet."""
-    if quantization is not None:
+    """ConfigError for a value of model.quantization that can't be served yet."""
+    if quantization not in (None, "int8"):
         raise ConfigError(
-            f"model.quantization is {quantization!r}, which is not available in this version; remove it, and set "
-            "model.dtype: bfloat16 to save memory"
+            f"model.quantization is {quantization!r}, which is not available in this version; expected null or 'int8'"
         )
 
 
