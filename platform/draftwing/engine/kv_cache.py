@@ -70,26 +70,28 @@ class BlockPool:
         return True
 
     def _choose(self, table: list[int], needed: int) -> IntArray:
-        """Free blocks to take: in a row where possible, because a contiguous table is read in place.
+        """Free blocks to take: in a row with the table where possible, because such a table is read in place.
 
-        Blank blocks come first, then the least recently used, but for a row any that were not used for long. The
-        longest row is taken, for its room to grow.
+        Blank blocks come first, then the least recently used, but for a row any that were not used for long.
         """
-        old = self._old()
-        if table:
-            start = table[-1] + 1
-            after = self._released[start : start + needed]
-            if len(after) == needed and (after <= old).all():
-                return np.arange(start, start + needed)
-        usable = np.flatnonzero(self._released <= old)
+        row = self._after(table[-1], needed) if table else self._longest_row(needed)
+        if row is not None:
+            return row
+        blank = np.flatnonzero(self._released == 0)[:needed].tolist()
+        return np.array(blank + self._cache.oldest(needed - len(blank)), dtype=np.int64)
+
+    def _after(self, block: int, needed: int) -> IntArray | None:
+        row = self._released[block + 1 : block + 1 + needed]
+        return np.arange(block + 1, block + 1 + needed) if len(row) == needed and (row <= self._old()).all() else None
+
+    def _longest_row(self, needed: int) -> IntArray | None:
+        """The beginning of the longest row, for its room to grow."""
+        usable = np.flatnonzero(self._released <= self._old())
         ends = np.append(np.flatnonzero(np.diff(usable) > 1) + 1, len(usable))
         lengths = np.diff(ends, prepend=0)
         longest = lengths.argmax()
-        if lengths[longest] >= needed:
-            first = ends[longest] - lengths[longest]
-            return usable[first : first + needed]
-        blank = np.flatnonzero(self._released == 0)[:needed].tolist()
-        return np.array(sorted(blank + self._cache.oldest(needed - len(blank))), dtype=np.int64)
+        first = ends[longest] - lengths[longest]
+        return usable[first : first + needed] if lengths[longest] >= needed else None
 
     def _old(self) -> int:
         """Blocks released by then may be evicted out of turn; 0, where only blank ones may, while those are plenty."""
