@@ -287,6 +287,13 @@ def test_a_request_that_failed_leaves_nothing_to_find() -> None:
     assert served(engine, request("good", PROMPT, tokens=20))[0].cached_tokens == 0
 
 
+def test_an_idle_engine_that_holds_a_block_says_so() -> None:
+    engine = make_engine(target(), block_tokens=BLOCK)
+    engine.pool.share([], [3])  # a table that nobody gives back
+    with pytest.raises(RuntimeError, match="idle, but 1 cache blocks are still held"):
+        run_to_end(engine, [request("last", PROMPT)])
+
+
 def test_a_cancelled_request_leaves_what_it_committed() -> None:
     engine = make_engine(target(), block_tokens=BLOCK, prefill_chunk=5)
     engine.add(request("gone", PROMPT))
