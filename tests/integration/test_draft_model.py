@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwing.config_models import Config
 from draftwing.core import NO_DRAFT, Request, SamplingParams, StepPlan
+from draftwing.drafters.model_drafter import ModelDrafter
 from draftwing.engine.build import build_engine
 from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
@@ -127,6 +128,36 @@ def test_preemption_starts_its_cache_anew(target: Path, weaker: Path, mode: str)
     assert decode(drafting, asked) == plain
     assert drafting.counters.preemptions > 0
     assert drafting.counters.accepted_tokens > 10
+
+
+@pytest.mark.parametrize("length", range(20, 24))
+def test_a_prefix_hit_is_one_for_the_drafter_too(target: Path, length: int) -> None:
+    """Prompt and output of a first turn are in both caches when the second turn comes, and are still right there."""
+    drafting = engine(target, target, "fixed:k=4", block_tokens=4)
+    drafter = drafting.drafting._drafter
+    assert isinstance(drafter, ModelDrafter)
+    first = Request(
+        "first turn", list(range(30, 30 + length)), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    )
+    (output,) = decode(drafting, [first])
+    second = Request("second turn", [*first.prompt_ids, *output, 7, 9], replace(first.params, max_tokens=6))
+    plain = decode(engine(target, None, "off"), [second])
+    caught_up = drafter.caught_up
+    assert decode(drafting, [second]) == plain
+    assert drafting.counters.prefix_hits > length + 30 - 8
+    assert drafter.caught_up - caught_up < 16
+    assert drafting.counters.accepted_tokens == drafting.counters.draft_tokens > 20
+
+
+def test_rows_of_an_earlier_owner_are_not_used(target: Path) -> None:
+    """Two texts take turns in a cache of two blocks, where each leaves half a block of rows over the other's."""
+    drafting = engine(target, target, "fixed:k=4", tokens=32, block_tokens=16)
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    one, other = list(range(20, 37)), list(range(60, 80))
+    for name, prompt in (("a", one), ("b", other), ("c", one), ("d", other)):
+        decode(drafting, [Request(name, prompt, params)])
+    assert drafting.counters.prefix_hits == 0
+    assert drafting.counters.accepted_tokens == drafting.counters.draft_tokens > 15
 
 
 def test_a_model_of_another_vocabulary_is_refused(target: Path) -> None:

@@ -70,6 +70,8 @@ class SequenceView(Protocol):
     key is (seed, choice) and whose position is an index into tokens. salt: state that crosses requests is kept apart
     per salt (rule R5); "" is a salt like any other. table: the cache blocks of its tokens, with room for the rows of
     the draft that the plan allows; a drafter with a cache of its own lays it out in the same blocks (see `reserve`).
+    chain: per full block of the table, as far as they are shared with other sequences, a digest of salt and tokens up
+    to its end (see `FilledBlocks`).
     """
 
     @property
@@ -86,6 +88,8 @@ class SequenceView(Protocol):
     def salt(self) -> str: ...
     @property
     def table(self) -> Seq[int]: ...
+    @property
+    def chain(self) -> Seq[bytes]: ...
 
 
 class Vocabulary(Protocol):

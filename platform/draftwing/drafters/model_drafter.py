@@ -1,7 +1,8 @@
 """A small model of the target's vocabulary drafts token by token, or level by level for trees.
 
 Its keys and values lie in pages of its own, parallel to the target's: the same block numbers, so that the engine's
-tables serve both. It runs nothing until it is asked: what was committed since then is caught up in the next `propose`.
+tables serve both. It runs nothing until it is asked: what was committed since then is caught up in the next `propose`,
+less what another sequence with the same beginning has filled.
 
 Shapes: B sequences of a call, V vocabulary.
 """
@@ -27,6 +28,7 @@ from draftwing.drafters.base import (
 )
 from draftwing.drafters.children import children
 from draftwing.drafters.draft_model import DraftModelOptions
+from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.small_model import SmallModel, load_small_model
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.processors import SampleRows, SamplerState
@@ -39,11 +41,13 @@ CHUNK = 256  # rows of one sequence caught up in one forward
 class State:
     """What the drafter keeps of a sequence. kv_len: committed tokens in its pages. told: output the sampler knows of.
 
-    chained: nodes of the last draft whose rows follow the committed ones in the pages (a chain's all but the last).
+    filled: its first blocks, full of such rows and noted as filled. chained: nodes of the last draft whose rows follow
+    the committed ones in the pages (a chain's all but the last).
     """
 
     sampler: SamplerState
     kv_len: int = 0
+    filled: int = 0
     told: int = 0
     chained: int = 0
 
@@ -85,6 +89,8 @@ class ModelDrafter:
         self._options = options
         self._traits = DrafterTraits(stop="incremental", trees=True, confidence=True)
         self._states: dict[str, State] = {}
+        self._filled = FilledBlocks()
+        self._block_tokens = 1
         self._model: SmallModel
         self._target: TargetInfo
         self.caught_up = 0  # rows run for tokens that were committed while it did not draft, prompts included
@@ -107,6 +113,7 @@ class ModelDrafter:
 
     def reserve(self, blocks: int, block_tokens: int) -> None:
         self._model.allocate(blocks, block_tokens)
+        self._block_tokens = block_tokens
 
     def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
         pass
@@ -145,6 +152,8 @@ class ModelDrafter:
             if (state := self._states.get(sequence.id)) is not None:
                 state.kv_len = min(state.kv_len + min(state.chained, len(outcome.nodes)), len(sequence.tokens) - 1)
                 state.chained = 0
+                self._filled.fill(sequence.table, sequence.chain, state.filled, state.kv_len // self._block_tokens)
+                state.filled = state.kv_len // self._block_tokens
 
     def release(self, sequence: SequenceView) -> None:
         self._states.pop(sequence.id, None)
@@ -162,7 +171,9 @@ class ModelDrafter:
                 ends = (*self._target.eos_token_ids, *ends)
             prompt = sequence.tokens[: sequence.prompt_len]
             sampler = SamplerState.create(sequence.params, prompt, choice=sequence.choice, end_ids=ends)
-            state = self._states[sequence.id] = State(sampler)
+            found = self._filled.run(sequence.table, sequence.chain)
+            state = self._states[sequence.id] = State(sampler, found * self._block_tokens, filled=found)
+        self._filled.spoil(sequence.table[state.kv_len // self._block_tokens :])
         output = sequence.tokens[sequence.prompt_len :]
         state.sampler.commit(output[state.told :])
         state.told = len(output)

@@ -14,6 +14,9 @@ import numpy as np
 from draftwing.core import IntArray
 from draftwing.engine.prefix_cache import PrefixCache
 
+HELD = 2**62  # later than any release
+OLD = 8  # the oldest of so many parts may be evicted out of turn, for the sake of tables in a row
+
 
 class BlockPool:
     """Fixed pool of blocks of `block_tokens` slots each; a sequence's table is a plain list of block numbers.
@@ -29,7 +32,8 @@ class BlockPool:
         self.block_tokens = block_tokens
         self.prefix = prefix
         self._holders = np.zeros(blocks, dtype=np.int64)
-        self._blank = np.ones(blocks, dtype=np.bool_)
+        self._released = np.zeros(blocks, dtype=np.int64)  # when, by `_clock`; 0: blank
+        self._clock = 0
         self._free = blocks
         self._cache = PrefixCache()
 
@@ -50,35 +54,51 @@ class BlockPool:
         return -(-tokens // self.block_tokens)
 
     def grow(self, table: list[int], tokens: int) -> bool:
-        """Extend the table to hold `tokens`; False, and nothing changed, when the pool is short.
-
-        Blank blocks are taken first, then the cached ones that were not used for longest.
-        """
+        """Extend the table to hold `tokens`; False, and nothing changed, when the pool is short."""
         needed = self.blocks_for(tokens) - len(table)
         if needed <= 0:
             return True
         if needed > self._free:
             return False
-        for _ in range(needed - (self._free - self._cache.idle)):
-            self._blank[self._cache.evict()] = True
-        taken = self._place(table, needed)
+        taken = self._choose(table, needed)
+        for block in taken.tolist():
+            self._cache.evict(block)
+            table.append(block)
         self._holders[taken] = 1
-        self._blank[taken] = False
+        self._released[taken] = HELD
         self._free -= needed
-        table.extend(taken.tolist())
         return True
 
-    def _place(self, table: list[int], needed: int) -> IntArray:
-        """Blank blocks right after the table's last, else in a row, else any: a contiguous table is read in place."""
-        if table:
-            start = table[-1] + 1
-            run = self._blank[start : start + needed]
-            if len(run) == needed and run.all():
-                return np.arange(start, start + needed)
-        blank = np.flatnonzero(self._blank)
-        rows = np.flatnonzero(blank[needed - 1 :] - blank[: len(blank) - needed + 1] == needed - 1)
-        first = rows[0] if len(rows) else 0
-        return blank[first : first + needed]
+    def _choose(self, table: list[int], needed: int) -> IntArray:
+        """Free blocks to take: in a row with the table where possible, because such a table is read in place.
+
+        Blank blocks come first, then the least recently used, but for a row any that were not used for long.
+        """
+        row = self._after(table[-1], needed) if table else self._longest_row(needed)
+        if row is not None:
+            return row
+        blank = np.flatnonzero(self._released == 0)[:needed].tolist()
+        return np.array(blank + self._cache.oldest(needed - len(blank)), dtype=np.int64)
+
+    def _after(self, block: int, needed: int) -> IntArray | None:
+        row = self._released[block + 1 : block + 1 + needed]
+        return np.arange(block + 1, block + 1 + needed) if len(row) == needed and (row <= self._old()).all() else None
+
+    def _longest_row(self, needed: int) -> IntArray | None:
+        """The beginning of the longest row, for its room to grow."""
+        usable = np.flatnonzero(self._released <= self._old())
+        ends = np.append(np.flatnonzero(np.diff(usable) > 1) + 1, len(usable))
+        lengths = np.diff(ends, prepend=0)
+        longest = lengths.argmax()
+        first = ends[longest] - lengths[longest]
+        return usable[first : first + needed] if lengths[longest] >= needed else None
+
+    def _old(self) -> int:
+        """Blocks released by then may be evicted out of turn; 0, where only blank ones may, while those are plenty."""
+        if self._cache.idle == 0 or (self._free - self._cache.idle) * OLD >= self.blocks:
+            return 0
+        oldest = int(self._released[self._cache.oldest(1)[0]])
+        return oldest + (self._clock - oldest) // OLD
 
     def shrink(self, table: list[int], tokens: int) -> None:
         """Give back the blocks that `tokens` don't need."""
@@ -93,11 +113,15 @@ class BlockPool:
         for block in reversed(table):  # a block is of use only with those before it, so the last one goes first
             if self._holders[block] == 0:
                 self._free += 1
-                if block in self._cache:
-                    self._cache.let_go(block)
-                else:
-                    self._blank[block] = True
+                self._released[block] = self._let_go(block)
         table.clear()
+
+    def _let_go(self, block: int) -> int:
+        if block not in self._cache:
+            return 0
+        self._cache.let_go(block)
+        self._clock += 1
+        return self._clock
 
     def find(self, chain: list[bytes]) -> list[int]:
         """Cached blocks of the longest beginning of a chain of digests."""
@@ -113,6 +137,7 @@ class BlockPool:
             self._free -= int(self._holders[block] == 0)
             self._cache.hold(block)
         self._holders[blocks] += 1
+        self._released[blocks] = HELD
         table.extend(blocks)
 
     def keep(self, block: int, digest: bytes) -> None:
@@ -136,10 +161,11 @@ class BlockPool:
             np.add.at(held, table, 1)
         if (held != self._holders).any() or self._free != int((held == 0).sum()):
             raise RuntimeError(f"cache blocks do not add up: held {held}, counted {self._holders}, free {self._free}")
-        cached = np.array([block in self._cache for block in range(self.blocks)])
-        idle = int((cached & (held == 0)).sum())
-        if (self._blank != ((held == 0) & ~cached)).any() or self._cache.idle != idle:
-            raise RuntimeError(f"cache blocks do not add up: {idle} cached and free, {self._cache.idle} of them known")
+        blank = (held == 0) & ~np.array([block in self._cache for block in range(self.blocks)])
+        if ((self._released == 0) != blank).any() or ((self._released == HELD) != (held > 0)).any():
+            raise RuntimeError(f"cache blocks do not add up: held {held}, released {self._released}")
+        if self._cache.idle != self._free - blank.sum():
+            raise RuntimeError(f"cache blocks do not add up: {self._cache.idle} of {self._free} free ones are cached")
         self._cache.check()
 
     def check_writable(self, blocks: list[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from hashlib import blake2b
+from itertools import islice
 
 DIGEST_BYTES = 32
 
@@ -61,11 +62,14 @@ class PrefixCache:
         """Nobody holds it any more; it is the last to be evicted."""
         self._idle[block] = None
 
-    def evict(self) -> int:
-        """Forget the block that was idle longest."""
-        block, _ = self._idle.popitem(last=False)
+    def oldest(self, count: int) -> list[int]:
+        """At most `count` idle blocks, those that are to be evicted first."""
+        return list(islice(self._idle, count))
+
+    def evict(self, block: int) -> None:
+        """Forget an idle block. Blank ones are fine."""
+        self._idle.pop(block, None)
         self.forget(block)
-        return block
 
     def forget(self, block: int) -> None:
         """The block's content is found no longer. Unknown blocks are fine."""

@@ -62,8 +62,6 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose this step's rows and hold cache blocks for all of them."""
         self.preempted.clear()
-        for sequence in self.running:
-            self.pool.shrink(sequence.table, sequence.kv_len)  # of the last draft
         decoding: list[Sequence] = []
         prefilling: list[tuple[Sequence, int]] = []
         budget = self.limits.batch_tokens
@@ -82,6 +80,8 @@ class Scheduler:
 
     def _admit(self, budget: int, decoding: list[Sequence], prefilling: list[tuple[Sequence, int]]) -> None:
         """Start waiting sequences, in order, as long as all their tokens fit beside those that run."""
+        if self.waiting and len(self.running) < self.limits.sequences:
+            self._reclaim()
         owed = sum(self._owed(s) for s in self.running) if self.waiting else 0
         while self.waiting and budget > 0 and not self.preempted and len(self.running) < self.limits.sequences:
             sequence = self.waiting[0]
@@ -151,11 +151,21 @@ class Scheduler:
     def _hold(self, sequence: Sequence, rows: int) -> bool:
         """Hold blocks for the next rows, preempting younger sequences if need be; False: this one was preempted."""
         while not self.pool.grow(sequence.table, sequence.kv_len + rows):
+            if self._reclaim():
+                continue
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
         return True
+
+    def _reclaim(self) -> bool:
+        """Take back the blocks of past drafts; whether there were any."""
+        free = self.pool.free
+        for sequence in self.running:
+            if sequence.pending == 1:
+                self.pool.shrink(sequence.table, len(sequence.tokens))
+        return self.pool.free > free
 
     def _preempt(self, youngest: Sequence) -> None:
         self.running.pop()

@@ -200,3 +200,5 @@ class Engine:
         self.scheduler.remove(sequence)
         self.drafting.release(sequence)
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+        if not self._sequences and self.pool.free < self.pool.blocks:
+            raise RuntimeError(f"idle, but {self.pool.blocks - self.pool.free} cache blocks are still held")

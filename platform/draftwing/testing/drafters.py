@@ -35,6 +35,7 @@ class View:
     choice: int = 0
     salt: str = ""
     table: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
 
 
 class OracleDrafter(TokenDrafter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +25,10 @@ def chain_of(tokens: Sequence[int], salt: str = "", block_tokens: int = BLOCK) -
     return extend_chain([], salt, list(tokens), block_tokens, len(tokens) // block_tokens)
 
 
-def held(pool: BlockPool, tokens: Sequence[int], salt: str = "") -> list[int]:
+def held(pool: BlockPool, tokens: Sequence[int]) -> list[int]:
     """A table that ran these tokens, with what it found in the cache."""
     table: list[int] = []
-    chain = chain_of(tokens, salt)
+    chain = chain_of(tokens, block_tokens=pool.block_tokens)
     pool.share(table, pool.find(chain))
     assert pool.grow(table, len(tokens))
     for block, digest in zip(table, chain, strict=False):
@@ -106,6 +107,37 @@ def test_blank_blocks_go_first_then_the_least_recently_used() -> None:
     assert not pool.grow(table, 7 * BLOCK)
     assert pool.cached == 2, "a refusal evicts nothing"
     pool.check([table])
+
+
+def test_tables_stay_in_a_row_also_where_every_block_is_cached() -> None:
+    """A table in a row is read without a copy. Strictly by age none of these would be."""
+    pool, draw = BlockPool(512, BLOCK), np.random.default_rng(0)
+    in_a_row: list[bool] = []
+    for text in range(100):
+        length = int(draw.integers(20, 160))
+        table: list[int] = []
+        for tokens in range(8, length, 4):
+            assert pool.grow(table, tokens)
+        for block, digest in zip(table, chain_of([text] * length), strict=False):
+            pool.keep(block, digest)
+        if text > 30:
+            in_a_row.append(bool((np.diff(table) == 1).all()))
+        pool.release(table)
+    assert pool.cached > 500
+    assert np.mean(in_a_row) > 0.5
+
+
+def test_what_was_used_lately_is_evicted_only_in_turn() -> None:
+    """Also where it lies right behind a growing table."""
+    pool = BlockPool(32, 1)
+    tables = [held(pool, [text] * 8) for text in range(4)]
+    assert [table[0] for table in tables] == [0, 8, 16, 24]
+    growing = tables.pop(1)
+    for table in (tables[0], tables[2], tables[1]):
+        pool.release(table)
+    assert pool.grow(growing, 16)
+    found = [len(pool.find(chain_of([text] * 8, block_tokens=1))) for text in range(4)]
+    assert found == [0, 8, 8, 8], "the text behind it stays, the one that was released first goes"
 
 
 def test_held_blocks_are_never_evicted() -> None:
@@ -253,6 +285,13 @@ def test_a_request_that_failed_leaves_nothing_to_find() -> None:
     assert engine.pool.cached == 0
     bad[0] = False
     assert served(engine, request("good", PROMPT, tokens=20))[0].cached_tokens == 0
+
+
+def test_an_idle_engine_that_holds_a_block_says_so() -> None:
+    engine = make_engine(target(), block_tokens=BLOCK)
+    engine.pool.share([], [3])  # a table that nobody gives back
+    with pytest.raises(RuntimeError, match="idle, but 1 cache blocks are still held"):
+        run_to_end(engine, [request("last", PROMPT)])
 
 
 def test_a_cancelled_request_leaves_what_it_committed() -> None:

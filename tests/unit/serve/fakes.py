@@ -101,6 +101,7 @@ class FakeEngine:
 
     async def stats(self, timeout_s: float = 1.0) -> RankStats:
         counters = EngineCounters(steps=7, drafts=5, draft_tokens=20, accepted_tokens=9, accepted_per_depth=[5, 4])
+        counters.prefix_queries, counters.prefix_hits = 12, 8
         return RankStats(pid=1, state="ready", running=self.live, counters=counters)
 
     async def close(self) -> None:

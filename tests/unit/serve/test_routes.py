@@ -123,6 +123,8 @@ def test_metrics(run: Run) -> None:
     assert samples["draftwing_spec_decode_num_draft_tokens_total",] == 20
     assert samples["draftwing_spec_decode_num_accepted_tokens_total",] == 9
     assert samples["draftwing_spec_decode_num_accepted_tokens_per_pos_total", "1"] == 4
+    assert samples["draftwing_prefix_cache_queries_total",] == 12
+    assert samples["draftwing_prefix_cache_hits_total",] == 8
 
 
 def test_engine_totals_never_fall(run: Run) -> None:
