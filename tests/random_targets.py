@@ -87,12 +87,17 @@ def _randomise(model: nn.Module, seed: int) -> None:
             tensor.copy_(noise * 2.5 / tensor.shape[-1] ** 0.5)
 
 
-def save_random(name: str, folder: Path, *, seed: int | None = None) -> Path:
-    """Save the target called `name` into folder. seed None: the one whose choices are clear."""
+def random_model(name: str, *, seed: int | None = None) -> Any:
+    """The target called `name`. seed None: the one whose choices are clear."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config_of(name))
     _randomise(model, SEEDS.get(name, 0) if seed is None else seed)
-    model.save_pretrained(folder)
+    return model
+
+
+def save_random(name: str, folder: Path, *, seed: int | None = None) -> Path:
+    """Save the target called `name` into folder."""
+    random_model(name, seed=seed).save_pretrained(folder)
     return folder

@@ -11,7 +11,6 @@ from draftwing.engine.cache import Progress, cache_root, only_one, silent, work_
 from draftwing.engine.download import HUB_ID, Hub, download
 from draftwing.engine.gguf_cache import check_gguf, convert, converted, converted_folder
 from draftwing.engine.model_folder import ModelFolder, open_folder
-from draftwing.engine.supported import check_quantization
 from draftwing.errors import ConfigError
 
 DEMO_MODEL = "gemma-3-270m"
@@ -52,7 +51,6 @@ def resolve_model(model: ModelConfig, progress: Progress = silent) -> ModelFolde
     progress is given one line at a time. ConfigError: the name or the files are wrong. SetupError: the hub can't be
     reached, or memory or disk don't suffice.
     """
-    check_quantization(model.quantization)
     name, trust = model.path, model.trust_remote_code
     root = cache_root() if model.cache_dir is None else Path(model.cache_dir).expanduser().absolute()
     path = Path(name).expanduser()

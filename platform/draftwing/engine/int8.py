@@ -1,7 +1,7 @@
 """Weights as 8-bit integers with one scale per output: a quarter of the memory to read, for an error that shows.
 
 Activations and sums stay float32. The quantized model is a model of its own: rule R1 holds for it, and its text differs
-from the original's (`benchmarks/int8_text.py` says how much).
+from the original's (`benchmarks/quantized_text.py` says how much).
 """
 
 from __future__ import annotations

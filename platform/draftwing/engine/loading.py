@@ -11,7 +11,7 @@ from torch import nn
 from draftwing.engine import attention, hf
 from draftwing.engine.memory import available_bytes, machine_bytes
 from draftwing.engine.model_folder import ModelFolder, inspect, read_json
-from draftwing.engine.supported import VERIFIED, check_quantization, check_rope
+from draftwing.engine.supported import VERIFIED, check_rope
 from draftwing.engine.weight_files import WeightFiles
 from draftwing.errors import ConfigError, SetupError
 
@@ -130,14 +130,14 @@ def preflight(
     trust_remote_code: bool = False,
 ) -> tuple[torch.device, torch.dtype]:
     """Everything that `load_target` would refuse and that can be known before a weight is read, in milliseconds."""
-    check_quantization(quantization)
     _, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
     where = choose_device(device)
     kind = choose_dtype(dtype, weights, where)
     if quantization is not None and (where.type != "cpu" or kind is not torch.float32):
         raise ConfigError(
             f"model.quantization is {quantization!r} and the model runs in {str(kind).removeprefix('torch.')} on "
-            f"{where.type}; int8 is available on a CPU, in float32: set model.device: cpu and model.dtype: float32"
+            f"{where.type}; int8 and int4 need a CPU and float32: "
+            "set model.device: cpu and model.dtype: float32"
         )
     check_memory(folder, weights, kind, where)
     return where, kind

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import nn
 
+from draftwing.engine import int4
 from draftwing.engine.cache import Progress, silent
 from draftwing.engine.cpu_kernel import load_kernel
 from draftwing.engine.int8 import Int8Linear
@@ -24,11 +25,10 @@ def speed_up(
 
     ConfigError or SetupError when `quantization` asks for what can't be had here.
     """
-    linears = [child for _, _, child in replaceable(model)]
     if quantization is not None:
-        _quantize(model, linears, compile_kernel=compile_kernel, tell=tell)
+        _quantize(model, quantization, compile_kernel=compile_kernel, tell=tell)
         return
-    if not linears:
+    if next(replaceable(model), None) is None:
         return
     kernel = load_kernel(tell) if compile_kernel else None
     if kernel is not None:
@@ -43,15 +43,22 @@ def speed_up(
         replace_linears(model, PackedLinear)
 
 
-def _quantize(model: nn.Module, linears: list[nn.Linear], *, compile_kernel: bool, tell: Progress) -> None:
-    """Put int8 weights in the place of every plain Linear's."""
+def _quantize(model: nn.Module, bits: str, *, compile_kernel: bool, tell: Progress) -> None:
+    """Put quantized weights in the place of every plain Linear's; with int4, the head and odd shapes take int8."""
     if not compile_kernel:
-        raise ConfigError("model.quantization int8 needs the CPU kernel; set model.compile: true")
+        raise ConfigError(f"model.quantization {bits} needs the CPU kernel; set model.compile: true")
     kernel = load_kernel(tell)
     if kernel is None:
-        raise SetupError("model.quantization int8 needs the CPU kernel, which can't be built here; set it to null")
+        raise SetupError(f"model.quantization {bits} needs the CPU kernel, which can't be built here; set it to null")
+    linears = [child for _, _, child in replaceable(model)]
     chosen = sum(linear.weight.numel() for linear in linears)
-    need_memory(chosen, "quantizing to int8")
-    tell(f"quantizing to int8: {chosen / 1e6:.0f} million weights; embeddings and mixed experts stay float32")
-    replace_linears(model, partial(Int8Linear, kernel=kernel))
+    need_memory(chosen, f"quantizing to {bits}")
+    tell(f"quantizing to {bits}: {chosen / 1e6:.0f} million weights; embeddings and mixed experts stay float32")
+    head = getattr(model, "lm_head", None)
+
+    def form(linear: nn.Linear) -> nn.Module:
+        narrow = bits == "int4" and linear is not head and int4.fits(linear)
+        return int4.Int4Linear(linear) if narrow else Int8Linear(linear, kernel)
+
+    replace_linears(model, form)
     replace_norms(model, kernel)

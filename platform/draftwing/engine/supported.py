@@ -129,14 +129,6 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def check_quantization(quantization: str | None) -> None:
-    """ConfigError for a value of model.quantization that can't be served yet."""
-    if quantization not in (None, "int8"):
-        raise ConfigError(
-            f"model.quantization is {quantization!r}, which is not available in this version; expected null or 'int8'"
-        )
-
-
 def check_config(config: Mapping[str, Any], where: str, *, trust_remote_code: bool = False) -> None:
     """ConfigError, naming the cause, for a config.json whose model can't be served. where: how to call the model."""
     if not isinstance(config.get("model_type"), str):

@@ -10,6 +10,7 @@ from draftwing.engine import speedup
 from draftwing.engine.cpu_kernel import CpuKernel
 from draftwing.engine.int8 import CHUNK, Int8Linear, quantize
 from draftwing.errors import ConfigError, SetupError
+from tests.random_targets import random_model
 from tests.unit.engine.test_linear import SHAPES, kernel, linear_of
 
 __all__ = ["kernel"]
@@ -68,6 +69,14 @@ def test_every_plain_linear_is_quantized(kernel: CpuKernel) -> None:
     ]
     assert len(told) == 1
     assert "quantizing to int8" in told[0]
+
+
+def test_int4_leaves_the_head_and_odd_shapes_to_int8(kernel: CpuKernel) -> None:
+    model = random_model("llama")  # 48 inputs are no whole groups of 32
+    speedup.speed_up(model, compile_kernel=True, quantization="int4")
+    found = {name.rpartition(".")[2]: type(module).__name__ for name, module in model.named_modules()}
+    assert found["down_proj"] == "Int4Linear"
+    assert found["o_proj"] == found["up_proj"] == found["lm_head"] == "Int8Linear"
 
 
 def test_refusals_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

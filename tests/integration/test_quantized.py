@@ -1,4 +1,4 @@
-"""A target with int8 weights, through config, loading and the engine: rule R1 holds for the quantized model."""
+"""A target with quantized weights, through config, loading and the engine: rule R1 holds for the quantized model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.conftest import require
 from tests.random_targets import VOCAB, save_random
 
 
+@pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe"])
-def test_speculation_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_speculation_changes_nothing(name: str, bits: str, tmp_path: Path) -> None:
     if find_compiler() is None:
         require("g++")
-    model = {"path": str(save_random(name, tmp_path / "model")), "quantization": "int8", "cpu_threads": 1}
+    model = {"path": str(save_random(name, tmp_path / "model")), "quantization": bits, "cpu_threads": 1}
     config = {"model": model, "drafters": [{"method": "ngram", "min_match": 1}], "cache": {"tokens": 2048}}
     told: list[str] = []
     engine, _ = build_local(Config.model_validate(config), progress=told.append)
-    assert any("quantizing to int8" in line for line in told)
+    assert any(f"quantizing to {bits}" in line for line in told)
     draw = np.random.default_rng(3)
     prompts = [draw.integers(3, VOCAB, 8).tolist() * 3 for _ in range(4)]
     outputs = {}

@@ -1,11 +1,12 @@
-"""How far int8 weights change a model's text: the quantized model beside the original, on the example prompts.
+"""How far quantized weights change a model's text: the quantized model beside the original, on the example prompts.
 
 Both read the same tokens (a prompt and the original's greedy continuation), so every position compares the same
 context. Reported: positions whose best token differs, all and those where the original was sure (its best token above
 one half), the mean divergence of the two distributions, and both perplexities on the prompts' text. Then both decode
 freely: how many tokens until the texts part.
 
-usage: python benchmarks/int8_text.py [--model gemma-3-270m] [--tokens 48] [--threads 1] [--json FILE]
+usage: python benchmarks/quantized_text.py [--quantization int8|int4] [--model gemma-3-270m] [--tokens 48] [--threads 1]
+                                           [--json FILE]
 """
 
 from __future__ import annotations
@@ -85,12 +86,13 @@ def compare(original: Engine, quantized: Engine, prompts: list[list[int]], token
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma-3-270m")
+    parser.add_argument("--quantization", choices=["int8", "int4"], default="int8")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     engines = []
-    for quantization in (None, "int8"):
+    for quantization in (None, args.quantization):
         settings = {"path": args.model, "cpu_threads": args.threads, "quantization": quantization}
         config = Config.model_validate({"model": settings, "cache": {"tokens": CACHE}})
         engine, tokenizer = build_local(config, progress=tell)
@@ -104,7 +106,7 @@ def main() -> int:
     print(f"another best token: {result['other_token']:.2%} of positions")
     print(f"  where the original was sure: {result['other_token_where_sure']:.2%} of {result['sure_positions']}")
     print(f"mean divergence: {result['divergence_nats']:.5f} nats")
-    print("perplexity of the prompts: float32 {:.3f}, int8 {:.3f}".format(*result["perplexity"]))
+    print("perplexity of the prompts: float32 {:.3f}, quantized {:.3f}".format(*result["perplexity"]))
     print(
         f"decoding freely, {result['same_text']:.0%} of texts are the same over {args.tokens} tokens; "
         f"they part after {result['tokens_until_they_part']:.0f} (median)"
