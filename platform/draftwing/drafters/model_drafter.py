@@ -29,6 +29,7 @@ from draftwing.drafters.base import (
 from draftwing.drafters.children import children
 from draftwing.drafters.draft_model import DraftModelOptions
 from draftwing.drafters.filled_blocks import FilledBlocks
+from draftwing.drafters.growth import Growth
 from draftwing.drafters.small_model import SmallModel, load_small_model
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.processors import SampleRows, SamplerState
@@ -54,32 +55,14 @@ class State:
 
 @dataclass(slots=True)
 class Growing:
-    """A draft while it grows. tokens: prompt, output and hypothetical base, the root last."""
+    """A draft while it grows. tokens: prompt, output and hypothetical base, the root last. last: it grows no more."""
 
     state: State
     shape: DraftShape
     tokens: list[int]
     slots: IntArray
-    nodes: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    frontier: list[int] = field(default_factory=lambda: [-1])
+    growth: Growth = field(default_factory=Growth)
     last: bool = False
-
-    def tree(self) -> DraftTree:
-        return DraftTree(
-            np.array(self.nodes, dtype=np.int64),
-            np.array(self.parents, dtype=np.int64),
-            np.array(self.confidences, dtype=np.float32),
-        )
-
-    def path(self, node: int) -> list[int]:
-        """Tokens from a node up, the root excluded."""
-        found = []
-        while node >= 0:
-            found.append(self.nodes[node])
-            node = self.parents[node]
-        return found
 
 
 class ModelDrafter:
@@ -128,7 +111,7 @@ class ModelDrafter:
         ]
         depth = 0
         while any(draft is not None and not draft.last for draft in drafts):
-            trees = [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+            trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
             deeper = controller.deeper(depth, trees)
             level = [d for d, go in zip(drafts, deeper.tolist(), strict=True) if d is not None and not d.last and go]
             for draft in drafts:
@@ -140,9 +123,9 @@ class ModelDrafter:
         for sequence, draft in zip(sequences, drafts, strict=True):
             if draft is not None:
                 chain = max(draft.shape.branching) == 1
-                draft.state.chained = len(draft.nodes) - 1 if chain and base is None else 0
+                draft.state.chained = draft.growth.size - 1 if chain and base is None else 0
                 draft.state.kv_len = min(draft.state.kv_len, len(sequence.tokens))
-        return [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+        return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
 
     def commit(
         self, sequences: Seq[SequenceView], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
@@ -182,23 +165,15 @@ class ModelDrafter:
     def _grow(self, level: list[Growing], depth: int) -> None:
         """One level deeper: run what the frontier needs, and give each of its nodes its children."""
         logits = self._model.forward(self._catch_up(level) if depth == 0 else [_frontier_rows(d) for d in level])
-        owner = np.repeat(np.arange(len(level)), [len(draft.frontier) for draft in level])
+        owner = np.repeat(np.arange(len(level)), [draft.growth.width for draft in level])
         found = children(logits, _sample_rows(level, owner, depth), max(d.shape.branching[depth] for d in level))
         row = 0
         for draft in level:
-            grown = []
-            for node in draft.frontier:
-                for column in range(draft.shape.branching[depth]):
-                    token = int(found.tokens[row, column])
-                    if len(draft.nodes) < draft.shape.nodes and token < self._target.vocab_size:
-                        grown.append(len(draft.nodes))
-                        draft.nodes.append(token)
-                        draft.parents.append(node)
-                        draft.confidences.append(float(found.confidences[row, column]))
-                row += 1
-            draft.frontier = grown
-            full = len(draft.nodes) >= draft.shape.nodes or depth + 1 >= draft.shape.depth
-            draft.last = full or not grown
+            stop = row + draft.growth.width
+            draft.growth.add(found.tokens[row:stop], found.confidences[row:stop], draft.shape, self._target.vocab_size)
+            row = stop
+            full = draft.growth.size >= draft.shape.nodes or depth + 1 >= draft.shape.depth
+            draft.last = full or not draft.growth.width
 
     def _catch_up(self, level: list[Growing]) -> list[SequenceRows]:
         """Run all but the last rows up to each root; the rows that are left, which end with the root."""
@@ -216,29 +191,19 @@ class ModelDrafter:
 
 def _frontier_rows(draft: Growing) -> SequenceRows:
     """A chain runs its newest node; a tree runs whole, because only rows of one forward can be told apart."""
-    context = len(draft.tokens)
+    context, tree = len(draft.tokens), draft.growth.tree()
     if max(draft.shape.branching) == 1:
-        at = context + len(draft.nodes) - 1
-        return SequenceRows(np.array(draft.nodes[-1:], dtype=np.int64), chain_parents(1), draft.slots[: at + 1], at, 1)
-    nodes, parents = np.array(draft.nodes, dtype=np.int64), np.array(draft.parents, dtype=np.int64)
-    return SequenceRows(nodes, parents, draft.slots[: context + len(nodes)], context, len(draft.frontier))
+        at = context + len(tree) - 1
+        return SequenceRows(tree.tokens[-1:], chain_parents(1), draft.slots[: at + 1], at, 1)
+    return SequenceRows(tree.tokens, tree.parents, draft.slots[: context + len(tree)], context, draft.growth.width)
 
 
 def _sample_rows(level: list[Growing], owner: IntArray, depth: int) -> SampleRows:
     lengths = np.array([len(draft.tokens) for draft in level], dtype=np.int64)
-    path_rows: list[int] = []
-    path_tokens: list[int] = []
-    row = 0
-    for draft in level:
-        for node in draft.frontier:
-            path = draft.path(node)
-            path_rows += [row] * len(path)
-            path_tokens += path
-            row += 1
     return SampleRows(
         sequences=[draft.state.sampler for draft in level],
         seq_of_row=owner,
         positions=lengths[owner] + depth,
-        path_rows=np.array(path_rows, dtype=np.int64),
-        path_tokens=np.array(path_tokens, dtype=np.int64),
+        path_rows=np.repeat(np.arange(len(owner)), depth),
+        path_tokens=np.concatenate([draft.growth.paths.ravel() for draft in level]),
     )
