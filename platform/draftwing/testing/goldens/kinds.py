@@ -16,7 +16,7 @@ KINDS: dict[str, str | None] = {
     "dflash2": None,
     "dspark": None,
     "eagle1": None,
-    "eagle2_tree": None,
+    "eagle2_tree": "eagle2_tree",
     "eagle3": None,
     "eagle3_speculators": None,
     "hf_greedy": "hf_greedy",
