@@ -11,7 +11,7 @@ Check = Callable[[Case], Verdict]
 
 # A kind's module has `check(case) -> Verdict`; None: no part of Draftwing can run this kind yet.
 KINDS: dict[str, str | None] = {
-    "acceptance": None,
+    "acceptance": "acceptance",
     "dflash": None,
     "dflash2": None,
     "dspark": None,
