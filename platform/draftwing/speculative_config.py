@@ -12,8 +12,20 @@ from draftwing.policy.modes import MOST_DEPTH
 
 FLAG = "--speculative-config"
 MOST_MATCH = 64
+VLLM_TREE_DEPTH = 24
 COMMON = ("method", "num_speculative_tokens")
-METHODS = {"ngram": ("prompt_lookup_max", "prompt_lookup_min"), "draft_model": ("model", "revision")}
+# Keys of vLLM's method `suffix`: our option, and its range.
+_SUFFIX: dict[str, tuple[str, float, float]] = {
+    "suffix_decoding_max_tree_depth": ("max_depth", 2, 256),
+    "suffix_decoding_max_cached_requests": ("max_requests", -1, 2**31 - 1),
+    "suffix_decoding_max_spec_factor": ("factor", 0.0, 64.0),
+    "suffix_decoding_min_token_prob": ("min_probability", 0.0, 1.0),
+}
+METHODS = {
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "draft_model": ("model", "revision"),
+    "suffix": tuple(_SUFFIX),
+}
 # Options of vLLM that have no equivalent here, and why.
 _WITHOUT_EQUIVALENT = {
     "code_revision": "code from a model's repository is not run",
@@ -36,21 +48,28 @@ _WITHOUT_EQUIVALENT = {
 def from_speculative_config(text: str) -> dict[str, Any]:
     """Settings by dotted key: drafters and policy.mode. ConfigError names each key that is wrong, a line each.
 
-    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given. With a model and no method,
-    the model drafts.
+    Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given; for suffix, as many tokens as
+    the tree is deep. With a model and no method, the model drafts.
     """
     data = _parse(text)
     method = data.get("method", "draft_model" if "model" in data else None)
     problems = []
     if method not in METHODS:
         found = f"method is {shown(method)}" if "method" in data else "method is missing"
-        problems.append(f"{FLAG}: {found}; this version drafts with {' or '.join(map(repr, METHODS))}")
+        problems.append(f"{FLAG}: {found}; this version drafts with {', '.join(map(repr, METHODS))}")
         accepted = (*COMMON, *(key for keys in METHODS.values() for key in keys))
     else:
         accepted = (*COMMON, *METHODS[method])
     problems = [_unknown(key, method, accepted) for key in data if key not in accepted] + problems
-    count = _number(data, "num_speculative_tokens", MOST_DEPTH, problems, needed=True)
-    drafter = _draft_model(data, problems) if method == "draft_model" else _ngram(data, problems)
+    count = _number(data, "num_speculative_tokens", MOST_DEPTH, problems, needed=method != "suffix")
+    match method:
+        case "draft_model":
+            drafter = _draft_model(data, problems)
+        case "suffix":
+            drafter = _suffix(data, problems)
+            count = count or min(drafter.get("max_depth", VLLM_TREE_DEPTH), MOST_DEPTH)
+        case _:
+            drafter = _ngram(data, problems)
     refuse(problems)
     return {"drafters": [drafter], "policy.mode": f"fixed:k={count}"}
 
@@ -73,6 +92,20 @@ def _ngram(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     if shortest > longest:
         problems.append(f"{FLAG}: prompt_lookup_min is {shortest}; expected at most prompt_lookup_max, {longest}")
     return {"name": "ngram", "method": "ngram", "rule": "vllm", "min_match": shortest, "max_match": longest}
+
+
+def _suffix(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    drafter: dict[str, Any] = {"name": "suffix", "method": "suffix"}
+    for key, (option, least, most) in _SUFFIX.items():
+        if key not in data:
+            continue
+        value, whole = data[key], isinstance(least, int)
+        if type(value) in ((int,) if whole else (int, float)) and least <= value <= most:
+            drafter[option] = value if whole else float(value)
+        else:
+            kind = "whole number" if whole else "number"
+            problems.append(f"{FLAG}: {key} is {shown(value)}; expected a {kind} from {least} to {most}")
+    return drafter
 
 
 def _draft_model(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from draftwing.core import DraftTree, StepPlan
 from draftwing.drafters.base import Controller, DrafterTraits, SequenceView, TokenDrafter
 from draftwing.drafters.ngram import NgramDrafter, NgramOptions
 from draftwing.drafters.none import NoneDrafter
+from draftwing.drafters.suffix import SuffixDrafter
 from draftwing.testing.drafter_contract import VOCAB_SIZE, DrafterContract, MakeDrafter, Start, bound, text
 from draftwing.testing.drafters import OracleDrafter
 
@@ -32,6 +33,12 @@ class TestNgram(DrafterContract):
         drafted = [len(life.step()) for _ in range(30)]
         assert sum(drafted) > 30
         assert len(life.view.tokens) > 40 + 30 + 10
+
+
+class TestSuffix(DrafterContract):
+    @pytest.fixture
+    def make_drafter(self) -> MakeDrafter:
+        return lambda: bound(SuffixDrafter())
 
 
 class TestOracle(DrafterContract):

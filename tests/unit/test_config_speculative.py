@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwing.config import load_config
+from draftwing.drafters.registry import check_drafter
 from draftwing.errors import ConfigError
 from draftwing.speculative_config import COMMON, METHODS, from_speculative_config
 
@@ -51,8 +52,8 @@ GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
             {"disable_by_batch_size": 4},
             "disable_by_batch_size has no equivalent: the policy decides how much to draft; remove it",
         ),
-        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram' or 'draft_model'"),
-        ({"method": None}, "method is None; this version drafts with 'ngram' or 'draft_model'"),
+        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram', 'draft_model', 'suffix'"),
+        ({"method": None}, "method is None; this version drafts with 'ngram', 'draft_model', 'suffix'"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens is 65; expected a whole number from 1 to 64"),
@@ -98,13 +99,51 @@ def test_each_wrong_key_of_a_draft_model_is_named(change: dict[str, Any], line: 
     assert problems(json.dumps({"model": "x", "num_speculative_tokens": 3} | change)) == [line]
 
 
+def test_suffix_decoding_takes_its_options() -> None:
+    given = {
+        "suffix_decoding_max_tree_depth": 12,
+        "suffix_decoding_max_cached_requests": 100,
+        "suffix_decoding_max_spec_factor": 2,
+        "suffix_decoding_min_token_prob": 0.25,
+    }
+    config = load_config(None, from_speculative_config(json.dumps({"method": "suffix", **given})), {}).config
+    options = {"max_depth": 12, "max_requests": 100, "factor": 2.0, "min_probability": 0.25}
+    assert config.drafters[0].options == options
+    assert config.policy.mode == "fixed:k=12"
+    check_drafter(config.drafters[0])
+    plain = load_config(None, from_speculative_config('{"method": "suffix"}'), {}).config
+    assert plain.policy.mode == "fixed:k=24"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"suffix_decoding_max_tree_depth": 1},
+            "suffix_decoding_max_tree_depth is 1; expected a whole number from 2 to 256",
+        ),
+        (
+            {"suffix_decoding_min_token_prob": 1.5},
+            "suffix_decoding_min_token_prob is 1.5; expected a number from 0.0 to 1.0",
+        ),
+        (
+            {"suffix_decoding_max_cached_requests": True},
+            "suffix_decoding_max_cached_requests is True; expected a whole number from -1 to 2147483647",
+        ),
+        ({"model": "x"}, "model belongs to method draft_model, and the method is suffix; remove it"),
+    ],
+)
+def test_each_wrong_key_of_suffix_is_named(change: dict[str, Any], line: str) -> None:
+    assert problems(json.dumps({"method": "suffix"} | change)) == [line]
+
+
 def test_a_draft_model_needs_a_model() -> None:
     assert problems('{"method": "draft_model", "num_speculative_tokens": 2}') == ["model is missing; expected a text"]
 
 
 def test_what_is_missing_is_named() -> None:
     assert problems("{}") == [
-        "method is missing; this version drafts with 'ngram' or 'draft_model'",
+        "method is missing; this version drafts with 'ngram', 'draft_model', 'suffix'",
         "num_speculative_tokens is missing; expected a whole number from 1 to 64",
     ]
 

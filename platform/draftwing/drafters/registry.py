@@ -23,6 +23,7 @@ BUILT_IN = {
     "none": "draftwing.drafters.none:METHOD",
     "ngram": "draftwing.drafters.ngram:METHOD",
     "draft_model": "draftwing.drafters.draft_model:METHOD",
+    "suffix": "draftwing.drafters.suffix:METHOD",
 }
 
 

@@ -25,7 +25,7 @@ KINDS: dict[str, str | None] = {
     "mtp_deepseek": None,
     "mtp_qwen3_next": None,
     "ngram": "ngram",
-    "suffix": None,
+    "suffix": "suffix",
 }
 
 
