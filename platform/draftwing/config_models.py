@@ -239,7 +239,9 @@ class Config(Section):
 
     @field_validator("sampling")
     @classmethod
-    def _invariant(cls, sampling: str) -> str:
-        if sampling == "rejection":
-            raise ValueError(", which is not available in this version; expected 'invariant'")
+    def _blind_plans(cls, sampling: str, info: ValidationInfo) -> str:
+        """A plan that looks at what was drawn would change the distribution of the output."""
+        policy = info.data.get("policy")
+        if sampling == "rejection" and policy is not None and not policy.mode.startswith(("off", "fixed")):
+            raise ValueError(f", which needs policy.mode off or fixed, not {policy.mode!r}; expected 'invariant'")
         return sampling

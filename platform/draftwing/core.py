@@ -78,16 +78,29 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSources:
+    """What the children of a draft's rows were drawn from, without replacement; only `sampling: rejection` needs it.
+
+    ids [R, T] distinct in a row; weights [R, T] add up to 1 in a row. Row 0 is the root, row 1 + i node i; rows from R
+    on have no children.
+    """
+
+    ids: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class DraftTree:
     """A draft after the root, as nodes in an order where parents precede children.
 
     tokens [n]; parents [n]: index of the parent node, -1 for children of the root; confidences [n] or None: the
-    drafter's probability of each node given its parent.
+    drafter's probability of each node given its parent. sources: None where the nodes were chosen, not drawn.
     """
 
     tokens: IntArray
     parents: IntArray
     confidences: FloatArray | None = None
+    sources: DraftSources | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

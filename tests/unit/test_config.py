@@ -281,8 +281,8 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
             'c.yaml:1: policy.mode is \'fast\'; expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
         ),
         (
-            "sampling: rejection",
-            "c.yaml:1: sampling is 'rejection', which is not available in this version; expected 'invariant'",
+            "sampling: exact",
+            "c.yaml:1: sampling is 'exact'; expected 'invariant' or 'rejection'",
         ),
         (
             "drafters:\n  - {method: ngram, max_mach: 3}",

@@ -54,6 +54,8 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_from_args(args).config
+    if config.sampling != "invariant":
+        raise ConfigError(f"verify proves sampling: invariant, but sampling is {config.sampling!r}")
     texts = _texts(args.prompts)
     from draftwing.engine.build import build_local
     from draftwing.engine.offline import acceptance_length, run_all

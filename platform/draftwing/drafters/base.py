@@ -106,7 +106,7 @@ class TargetInfo:
 
     model: the target module, for drafters that share its embedding or head; None where drafter and target live in
     different processes, which only token drafters allow. tokenizer: None where the target has none. compile: kernels
-    for this machine may be built.
+    for this machine may be built. rejection: drawn drafts must say what they were drawn from (`DraftTree.sources`).
     """
 
     vocab_size: int
@@ -119,6 +119,7 @@ class TargetInfo:
     model: torch.nn.Module | None = None
     tokenizer: Vocabulary | None = None
     compile: bool = True
+    rejection: bool = False
 
 
 class CheckpointReader(Protocol):

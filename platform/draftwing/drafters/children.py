@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwing.core import FloatArray, IntArray
+from draftwing.core import DraftSources, FloatArray, IntArray
 from draftwing.engine.noise import gumbel
 from draftwing.engine.processors import SampleRows, process, to_device
 
@@ -25,10 +25,15 @@ HASHED = 64  # best entries of q whose noise is drawn; a lower one wins too seld
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """tokens [M, W], best first; confidences [M, W]: q of each given its parent, after temperature."""
+    """tokens [M, W], best first; confidences [M, W]: q of each given its parent, after temperature.
+
+    With noise that is a draw without replacement from `sources`: Gumbel noise on log q is one (Kool, van Hoof, Welling:
+    Stochastic Beams and Where to Find Them, 2019).
+    """
 
     tokens: IntArray
     confidences: FloatArray
+    sources: DraftSources
 
 
 @torch.inference_mode()
@@ -42,4 +47,5 @@ def children(logits: Tensor, rows: SampleRows, width: int) -> Children:
     best = torch.where(noisy, top.values + noise, top.values).topk(min(width, top.values.shape[1]), dim=-1).indices
     chosen = top.values.gather(1, best)
     confidences = (chosen - values.logsumexp(-1, keepdim=True)).exp()
-    return Children(top.indices.gather(1, best).cpu().numpy(), confidences.float().cpu().numpy())
+    sources = DraftSources(top.indices.cpu().numpy(), top.values.softmax(-1).cpu().numpy())
+    return Children(top.indices.gather(1, best).cpu().numpy(), confidences.float().cpu().numpy(), sources)

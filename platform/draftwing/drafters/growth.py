@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftTree, FloatArray, IntArray
+from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
 
 
 class Growth:
@@ -15,6 +15,7 @@ class Growth:
 
     def __init__(self) -> None:
         self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
+        self._sources: list[DraftSources] = []
         self.size = 0
         self.frontier: IntArray = np.array([-1], dtype=np.int64)
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
@@ -28,11 +29,21 @@ class Growth:
     def depth(self) -> int:
         return int(self.paths.shape[1])
 
-    def add(self, tokens: IntArray, confidences: FloatArray, shape: DraftShape, vocab_size: int) -> None:
+    def add(
+        self,
+        tokens: IntArray,
+        confidences: FloatArray,
+        shape: DraftShape,
+        vocab_size: int,
+        sources: DraftSources | None = None,
+    ) -> None:
         """Give the frontier its children, best first: tokens and confidences [M, W or more].
 
-        The shape bounds children a node and nodes in all; ids from vocab_size on are left out.
+        The shape bounds children a node and nodes in all; ids from vocab_size on are left out. sources [M rows]: with
+        all levels or with none.
         """
+        if sources is not None:
+            self._sources.append(sources)
         width = min(shape.branching[self.depth], tokens.shape[1])
         rows, columns = np.nonzero(tokens[:, :width] < vocab_size)
         rows, columns = rows[: shape.nodes - self.size], columns[: shape.nodes - self.size]
@@ -46,4 +57,10 @@ class Growth:
         if not self._levels:
             return DraftTree.empty()
         tokens, parents, confidences = (np.concatenate(parts) for parts in zip(*self._levels, strict=True))
-        return DraftTree(tokens, parents, confidences)
+        sources = None
+        if self._sources:
+            ids, weights = (
+                np.concatenate(parts) for parts in zip(*((s.ids, s.weights) for s in self._sources), strict=True)
+            )
+            sources = DraftSources(ids, weights)
+        return DraftTree(tokens, parents, confidences, sources)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
+from draftwing.core import DraftShape, DraftSources, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import (
     ALONE,
     Accepted,
@@ -166,11 +166,22 @@ class ModelDrafter:
         """One level deeper: run what the frontier needs, and give each of its nodes its children."""
         logits = self._model.forward(self._catch_up(level) if depth == 0 else [_frontier_rows(d) for d in level])
         owner = np.repeat(np.arange(len(level)), [draft.growth.width for draft in level])
-        found = children(logits, _sample_rows(level, owner, depth), max(d.shape.branching[depth] for d in level))
+        found = children(
+            logits[:, : self._target.vocab_size],
+            _sample_rows(level, owner, depth),
+            max(d.shape.branching[depth] for d in level),
+        )
         row = 0
         for draft in level:
             stop = row + draft.growth.width
-            draft.growth.add(found.tokens[row:stop], found.confidences[row:stop], draft.shape, self._target.vocab_size)
+            sources = DraftSources(found.sources.ids[row:stop], found.sources.weights[row:stop])
+            draft.growth.add(
+                found.tokens[row:stop],
+                found.confidences[row:stop],
+                draft.shape,
+                self._target.vocab_size,
+                sources if self._target.rejection else None,
+            )
             row = stop
             full = draft.growth.size >= draft.shape.nodes or depth + 1 >= draft.shape.depth
             draft.last = full or not draft.growth.width

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftTree
+from draftwing.core import DraftShape, DraftSources, DraftTree
 from draftwing.drafters.base import BoolArray
 from draftwing.drafters.tree import kept
 
@@ -34,7 +34,7 @@ def checked(trees: object, shapes: Seq[DraftShape], vocab_size: int) -> tuple[li
     if filled:
         faulty, doubled = _faults([drafts[i] for i in filled], [shapes[i] for i in filled], vocab_size)
         for index, wrong, twice in zip(filled, faulty.tolist(), doubled.tolist(), strict=True):
-            if wrong:
+            if wrong or (twice and drafts[index].sources is not None):
                 drafts[index] = DraftTree.empty()
                 bad += 1
             elif twice:
@@ -66,9 +66,21 @@ def _typed(tree: object, nodes: int) -> DraftTree | None:
         if not ((confidences >= -SLACK) & (confidences <= 1 + SLACK)).all():  # false for NaN
             return None
         confidences = confidences.astype(np.float32, copy=False)
+    if tree.sources is not None and not _sound(tree.sources, len(tokens)):
+        return None
     if tokens.dtype == parents.dtype == np.int64 and confidences is tree.confidences:
         return tree
-    return DraftTree(tokens.astype(np.int64), parents.astype(np.int64), confidences)
+    return DraftTree(tokens.astype(np.int64), parents.astype(np.int64), confidences, tree.sources)
+
+
+def _sound(sources: object, nodes: int) -> bool:
+    if not isinstance(sources, DraftSources):
+        return False
+    ids, weights = sources.ids, sources.weights
+    arrays = isinstance(ids, np.ndarray) and isinstance(weights, np.ndarray)
+    if not arrays or ids.ndim != 2 or ids.dtype.kind not in "iu" or weights.dtype.kind != "f":
+        return False
+    return ids.shape == weights.shape and len(ids) <= 1 + nodes and bool((weights >= 0).all())  # false for NaN
 
 
 def _is_row(array: object, kinds: str) -> bool:

@@ -24,7 +24,14 @@ class TargetFacts:
 
 
 def assemble(
-    runner: Runner, facts: TargetFacts, *, pool: BlockPool, limits: Limits, drafter: Drafter, policy: Policy
+    runner: Runner,
+    facts: TargetFacts,
+    *,
+    pool: BlockPool,
+    limits: Limits,
+    drafter: Drafter,
+    policy: Policy,
+    rejection: bool = False,
 ) -> Engine:
     """The drafter is bound already; the runner has a cache row for every slot of the pool."""
     admission = Admission(
@@ -35,4 +42,12 @@ def assemble(
         eos_token_ids=facts.eos_token_ids,
         decoder=facts.decoder,
     )
-    return Engine(runner=runner, pool=pool, limits=limits, drafter=drafter, policy=policy, admission=admission)
+    return Engine(
+        runner=runner,
+        pool=pool,
+        limits=limits,
+        drafter=drafter,
+        policy=policy,
+        admission=admission,
+        rejection=rejection,
+    )

@@ -77,7 +77,8 @@ def engine_for(
         config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
-    return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy)
+    rejection = config.sampling == "rejection"
+    return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection)
 
 
 def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:
@@ -94,6 +95,7 @@ def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer:
             compile=config.model.compile,
             model=target.model,
             tokenizer=tokenizer,
+            rejection=config.sampling == "rejection",
         )
     )
     return drafter

@@ -20,6 +20,7 @@ from draftwing.engine.commit import Outcome
 from draftwing.engine.drafting import Drafting
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.logprobs import logprobs
+from draftwing.engine.rejection import choose_by_rejection
 from draftwing.engine.rows import Layout, lay_out
 from draftwing.engine.runner import Runner
 from draftwing.engine.sampling import Choice, choose
@@ -35,7 +36,15 @@ class Engine:
     """Single-threaded: one owner calls `add`, `cancel` and `step`."""
 
     def __init__(
-        self, *, runner: Runner, pool: BlockPool, limits: Limits, drafter: Drafter, policy: Policy, admission: Admission
+        self,
+        *,
+        runner: Runner,
+        pool: BlockPool,
+        limits: Limits,
+        drafter: Drafter,
+        policy: Policy,
+        admission: Admission,
+        rejection: bool = False,
     ) -> None:
         self.runner = runner
         self.pool = pool
@@ -44,6 +53,7 @@ class Engine:
         self.drafting = Drafting(drafter, runner.vocab_size)
         self.policy = policy
         self.admission = admission
+        self.rejection = rejection
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
 
@@ -106,6 +116,8 @@ class Engine:
         logits = self.runner.forward(layout.batch)
         marks.append(perf_counter())
         choice = choose(logits, layout.sample_rows())
+        if self.rejection:
+            choice = choose_by_rejection(choice, logits, layout, drafts)
         marks.append(perf_counter())
         paths = layout.split(accepted_rows(layout.tokens, layout.parents, choice.tokens))
         outcomes = self._commit(layout, paths, choice)

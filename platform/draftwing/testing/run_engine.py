@@ -83,13 +83,14 @@ def make_engine(
     eos_token_ids: Sequence[int] = (),
     decoder: Decoder | None = None,
     prefix: bool = True,
+    rejection: bool = False,
 ) -> Engine:
     """An engine around any runner. branching: children per node and depth of each draft, () for plain decoding.
 
     nodes: node budget of a draft, the whole tree by default. The runner must have blocks * block_tokens cache slots.
     """
     drafter = drafter or NoneDrafter()
-    drafter.bind(TargetInfo(runner.vocab_size, context, eos_token_ids=tuple(eos_token_ids)))
+    drafter.bind(TargetInfo(runner.vocab_size, context, eos_token_ids=tuple(eos_token_ids), rejection=rejection))
     size, level = 0, 1
     for width in branching:
         level *= width
@@ -102,4 +103,5 @@ def make_engine(
         limits=Limits(sequences, queue, batch_tokens, prefill_chunk),
         drafter=drafter,
         policy=FixedPolicy("test", shape) if branching else OffPolicy(),
+        rejection=rejection,
     )

@@ -31,7 +31,8 @@ def _chains(case: Case, verdict: Verdict) -> None:
         q = None if drawn_from is None else np.concatenate([drawn_from[i].astype(np.float64), np.zeros((1, size))])
         uniforms = np.concatenate([[0.0], case.tensor("uniforms")[i]])
         rows = np.concatenate([[ABSENT], tokens])
-        found = walk(rows, np.arange(depth + 1) - 1, target[i], q, uniforms, float(case.tensor("uniform_final")[i]))
+        last = np.full(depth + 1, case.tensor("uniform_final")[i])
+        found = walk(rows, np.arange(depth + 1) - 1, target[i], q, uniforms, last)
         emitted = [*rows[found.path[1:]].tolist(), found.token]
         _compare(case, verdict, i, found)
         verdict.equal(f"{i} emitted", _padded(emitted, depth + 1), case.tensor("emitted")[i])
@@ -49,7 +50,7 @@ def _trees(case: Case, verdict: Verdict) -> None:
     parents = case.tensor("parents")
     for i, tokens in enumerate(case.tensor("tokens")):
         q = None if chosen else case.tensor("draft_probs")[i].astype(np.float64)
-        uniforms, last = case.tensor("uniforms")[i], float(case.tensor("uniform_final")[i])
+        uniforms, last = case.tensor("uniforms")[i], np.full(len(tokens), case.tensor("uniform_final")[i])
         found = walk(tokens, parents, case.tensor("target_probs")[i].astype(np.float64), q, uniforms, last)
         _compare(case, verdict, i, found)
         verdict.equal(f"{i} final_token", found.token, case.tensor("final_token")[i])
