@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runt
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from draftwing.core import DraftTree, IntArray, SamplingParams, StepPlan
 
@@ -131,7 +131,11 @@ class CheckpointReader(Protocol):
     @property
     def config(self) -> Mapping[str, Any]: ...
     def names(self) -> Iterable[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str) -> torch.Tensor: ...
+    def skip(self, names: Iterable[str]) -> None:
+        """These are known and not needed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,16 @@ class DrafterOptions(BaseModel):
     """Base of a method's options, as they stand beside `method` in the config: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class CheckpointOptions(DrafterOptions):
+    """Options of a method whose `bind` reads a checkpoint: whoever binds it opens what these name.
+
+    path: folder or hub id; None, where a method allows it: the target's own. revision: of a hub id.
+    """
+
+    path: str | None = Field(min_length=1)
+    revision: str | None = None
 
 
 Options = TypeVar("Options", bound=DrafterOptions)

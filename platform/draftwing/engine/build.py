@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from draftwing.config_models import Config, DrafterConfig
-from draftwing.drafters.base import Drafter, TargetInfo
-from draftwing.drafters.registry import make_drafter
+from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
+from draftwing.drafters.checkpoint import open_checkpoint
+from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
+from draftwing.engine.cache import Progress, silent
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.loading import LoadedTarget, load_target
@@ -23,15 +23,13 @@ from draftwing.policy.modes import parse_mode
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
-Progress = Callable[[str], None]
-
 
 def build_local(config: Config, *, progress: Progress | None = None) -> tuple[Engine, TextTokenizer | None]:
     """Load everything a config names; the tokenizer is None where the model has none.
 
     ConfigError or SetupError, before anything heavy where it can be known.
     """
-    tell = progress or (lambda _: None)
+    tell = progress or silent
     folder = resolve_model(config.model, progress=tell)
     tell(f"loading {folder.path}")
     target = load_target(
@@ -55,11 +53,11 @@ def engine_for(
     config: Config, target: LoadedTarget, *, decoder: TextTokenizer | None = None, progress: Progress | None = None
 ) -> Engine:
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
-    tell = progress or (lambda _: None)
+    tell = progress or silent
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
-    drafter = bound_drafter(config, target, context, decoder)
+    drafter = bound_drafter(config, target, context, decoder, tell)
     per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
     pool = plan_cache(config, target, per_token, context)
     tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
@@ -81,8 +79,14 @@ def engine_for(
     return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection)
 
 
-def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> Drafter:
-    drafter = make_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
+def bound_drafter(
+    config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None, tell: Progress = silent
+) -> Drafter:
+    """The first drafter of a config with its checkpoint, if its method reads one, ready to draft for the target."""
+    method, options = check_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
+    drafter, checkpoint = method.make(options), None
+    if isinstance(options, CheckpointOptions):
+        checkpoint = open_checkpoint(options.path or config.model.path, options.revision, tell)
     drafter.bind(
         TargetInfo(
             vocab_size=target.vocab_size,
@@ -96,8 +100,11 @@ def bound_drafter(config: Config, target: LoadedTarget, context: int, tokenizer:
             model=target.model,
             tokenizer=tokenizer,
             rejection=config.sampling == "rejection",
-        )
+        ),
+        checkpoint,
     )
+    if checkpoint is not None:
+        checkpoint.refuse_unread()
     return drafter
 
 

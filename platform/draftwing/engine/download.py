@@ -38,6 +38,7 @@ from draftwing.errors import ConfigError, DraftwingError, SetupError
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Weights, configs and tokenizers at the top of the repository: not a second copy in another format.
 WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+ARCHIVES = ["*.bin", "*.pt", "*.pth"]  # drafters alone are read from these, with weights_only
 UNWANTED = ["*/*", "consolidated*"]
 ANSWER_S = 10  # how long the hub may take to answer before it counts as unreachable
 REPORT_S = 5.0
@@ -152,7 +153,13 @@ def _reporting(hub: Hub, repo: str, total: int, progress: Progress) -> Iterator[
 
 
 def _fetch(
-    hub: Hub, repo: str, revision: str | None, wanted: list[str], trust_remote_code: bool, progress: Progress
+    hub: Hub,
+    repo: str,
+    revision: str | None,
+    wanted: list[str],
+    trust_remote_code: bool,
+    progress: Progress,
+    drafter: bool,
 ) -> tuple[Path, str]:
     disable_progress_bars()
     api = HfApi(endpoint=hub.endpoint)
@@ -163,10 +170,14 @@ def _fetch(
     except LocalEntryNotFoundError:
         pass  # not there, or not whole
     config = hf_hub_download(repo, "config.json", revision=at, cache_dir=hub.cache, endpoint=hub.endpoint)
-    check_config(read_json(Path(config)), repo, trust_remote_code=trust_remote_code)
+    if not drafter:
+        check_config(read_json(Path(config)), repo, trust_remote_code=trust_remote_code)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     names = [name for name in sizes if _matches(name, wanted) and not _matches(name, UNWANTED)]
-    if not any(name.endswith(".safetensors") for name in names):
+    safe = [name for name in names if name.endswith(".safetensors")]
+    if safe:
+        names = [name for name in names if not _matches(name, ARCHIVES)]
+    elif not (drafter and any(_matches(name, ARCHIVES) for name in names)):
         raise ConfigError(
             f"{repo} has no safetensors weights, and pickled ones are not read; choose a repository with them"
         )
@@ -178,7 +189,7 @@ def _fetch(
             repo,
             revision=at,
             cache_dir=hub.cache,
-            allow_patterns=wanted,
+            allow_patterns=names,
             ignore_patterns=UNWANTED,
             endpoint=hub.endpoint,
         )
@@ -186,20 +197,26 @@ def _fetch(
 
 
 def download(
-    repo: str, revision: str | None, hub: Hub, progress: Progress, *, trust_remote_code: bool = False
+    repo: str,
+    revision: str | None,
+    hub: Hub,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
+    drafter: bool = False,
 ) -> tuple[Path, str]:
     """A hub model's folder in the hub cache and its commit. All files are of that one commit.
 
     Refuses a model that can't be served after its config.json, before its weights. When the hub can't be reached the
     cached copy is used, and said so. ConfigError: the name, the revision or the model. SetupError: token, network or
-    disk.
+    disk. drafter: its config is its reader's to check, and torch archives are taken where there is nothing safer.
     """
-    wanted = [*WANTED, "*.py"] if trust_remote_code else WANTED
+    wanted = [*WANTED, "*.py"] if trust_remote_code else [*WANTED, *ARCHIVES] if drafter else WANTED
     reason = "offline mode is on"
     if not hub.offline:
         try:
             with _explained(hub, repo, revision):
-                return _fetch(hub, repo, revision, wanted, trust_remote_code, progress)
+                return _fetch(hub, repo, revision, wanted, trust_remote_code, progress, drafter)
         except UNREACHABLE as error:
             reason = f"{hub.endpoint} can't be reached ({_reason(error)})"
     try:
