@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from draftwing.drafters.base import Drafter
 from draftwing.engine.admission import Admission
+from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import Runner
 from draftwing.engine.scheduler import Limits
@@ -32,6 +33,7 @@ def assemble(
     drafter: Drafter,
     policy: Policy,
     rejection: bool = False,
+    tap: FeatureTap | None = None,
 ) -> Engine:
     """The drafter is bound already; the runner has a cache row for every slot of the pool."""
     admission = Admission(
@@ -50,4 +52,5 @@ def assemble(
         policy=policy,
         admission=admission,
         rejection=rejection,
+        tap=tap,
     )

@@ -8,6 +8,7 @@ from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.cache import Progress, silent
+from draftwing.engine.features import FeatureTap
 from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.loading import LoadedTarget, load_target
@@ -76,7 +77,10 @@ def engine_for(
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     rejection = config.sampling == "rejection"
-    return assemble(runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection)
+    tap = FeatureTap(target.model, drafter.traits.hidden_layers) if drafter.traits.hidden_layers else None
+    return assemble(
+        runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
+    )
 
 
 def bound_drafter(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from draftwing.core import DraftTree, StepPlan
-from draftwing.drafters.base import Accepted, Drafter, NullController
+from draftwing.drafters.base import Accepted, Drafter, FeatureRows, NullController
 from draftwing.drafters.validate import checked
 from draftwing.engine.sequence import Sequence
 
@@ -30,13 +30,15 @@ class Drafting:
         trees = self._call("propose", lambda: self._drafter.propose(sequences, plan, NullController()))
         return (nothing, len(sequences)) if trees is None else checked(trees, plan.shapes, self._vocab_size)
 
-    def prefilled(self, sequences: Seq[Sequence]) -> None:
+    def prefilled(self, sequences: Seq[Sequence], features: Seq[FeatureRows] | None = None) -> None:
         if sequences:
-            self._call("prefill", lambda: self._drafter.prefill(sequences))
+            self._call("prefill", lambda: self._drafter.prefill(sequences, features))
 
-    def committed(self, sequences: Seq[Sequence], accepted: Seq[Accepted]) -> None:
+    def committed(
+        self, sequences: Seq[Sequence], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
+    ) -> None:
         if sequences:
-            self._call("commit", lambda: self._drafter.commit(sequences, accepted))
+            self._call("commit", lambda: self._drafter.commit(sequences, accepted, features))
 
     def release(self, sequence: Sequence) -> None:
         self._call("release", lambda: self._drafter.release(sequence))

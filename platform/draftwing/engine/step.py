@@ -18,6 +18,7 @@ from draftwing.engine import commit
 from draftwing.engine.admission import Admission
 from draftwing.engine.commit import Outcome
 from draftwing.engine.drafting import Drafting
+from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.logprobs import logprobs
 from draftwing.engine.rejection import choose_by_rejection
@@ -45,6 +46,7 @@ class Engine:
         policy: Policy,
         admission: Admission,
         rejection: bool = False,
+        tap: FeatureTap | None = None,
     ) -> None:
         self.runner = runner
         self.pool = pool
@@ -54,6 +56,7 @@ class Engine:
         self.policy = policy
         self.admission = admission
         self.rejection = rejection
+        self.tap = tap
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
 
@@ -190,8 +193,9 @@ class Engine:
             accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed)))
             depth = int(layout.depths[start : start + draft + 1].max())
             observe(sequence.summary, drafted=draft, accepted=outcomes[i].accepted, depth=depth)
-        self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling])
-        self.drafting.committed(schedule.decoding, accepted)
+        features, decoding = self.tap and self.tap.rows(layout, paths), len(accepted)
+        self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling], features and features[decoding:])
+        self.drafting.committed(schedule.decoding, accepted, features and features[:decoding])
 
     def _emit(self, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], logits: Tensor) -> list[Emission]:
         """One event per request that gained tokens or ended; ended ones leave the engine."""
