@@ -193,7 +193,8 @@ class Engine:
             accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed)))
             depth = int(layout.depths[start : start + draft + 1].max())
             observe(sequence.summary, drafted=draft, accepted=outcomes[i].accepted, depth=depth)
-        features, decoding = self.tap and self.tap.rows(layout, paths), len(accepted)
+        features = None if self.tap is None else self.tap.rows(layout, paths)
+        decoding = len(accepted)
         self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling], features and features[decoding:])
         self.drafting.committed(schedule.decoding, accepted, features and features[:decoding])
 
