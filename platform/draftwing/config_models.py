@@ -33,8 +33,6 @@ PLANNED_METHODS = (
     "dflash",
     "dflash2",
     "dspark",
-    "lookahead",
-    "auto",
 )
 
 
@@ -221,9 +219,18 @@ class Config(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _one_drafter(cls, drafters: list[DrafterConfig]) -> list[DrafterConfig]:
-        if len(drafters) > 1:
-            raise ValueError(f", but this version runs one drafter, not {len(drafters)}; keep one")
+    def _one_or_auto(cls, drafters: list[DrafterConfig]) -> list[DrafterConfig]:
+        names = [drafter.name for drafter in drafters]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f", but two of them have the name {twice!r}; give each its own")
+        choosers = sum(drafter.method == "auto" for drafter in drafters)
+        if len(drafters) > 1 and choosers != 1:
+            raise ValueError(
+                f", {len(drafters)} drafters of which {choosers} have method auto; keep one drafter, "
+                "or add one {method: auto} to choose among the others"
+            )
+        if len(drafters) == 1 and choosers:
+            raise ValueError(", but auto has nothing to choose from; add other drafters beside it")
         return drafters
 
     @field_validator("policy")
@@ -236,6 +243,13 @@ class Config(Section):
         if policy.mode != "off" and not drafts and "drafters" in info.data:
             raise ValueError(", but no drafter is configured; add one to drafters, or use mode off")
         return policy
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter that plans ask for: the one configured, or the one that chooses; "" if none."""
+        chooser = next((drafter for drafter in self.drafters if drafter.method == "auto"), None)
+        first = chooser or next(iter(self.drafters), None)
+        return "" if first is None else first.name
 
     @field_validator("sampling")
     @classmethod

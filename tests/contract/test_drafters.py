@@ -9,11 +9,29 @@ import numpy as np
 import pytest
 
 from draftwing.core import DraftTree, StepPlan
-from draftwing.drafters.base import Controller, DrafterTraits, SequenceView, TokenDrafter
+from draftwing.drafters.auto import AutoDrafter
+from draftwing.drafters.base import (
+    Controller,
+    Drafter,
+    DrafterTraits,
+    NullController,
+    SequenceView,
+    TokenDrafter,
+)
+from draftwing.drafters.lookahead import LookaheadDrafter
 from draftwing.drafters.ngram import NgramDrafter, NgramOptions
 from draftwing.drafters.none import NoneDrafter
 from draftwing.drafters.suffix import SuffixDrafter
-from draftwing.testing.drafter_contract import VOCAB_SIZE, DrafterContract, MakeDrafter, Start, bound, text
+from draftwing.testing.drafter_contract import (
+    VOCAB_SIZE,
+    DrafterContract,
+    Life,
+    MakeDrafter,
+    Start,
+    bound,
+    same,
+    text,
+)
 from draftwing.testing.drafters import OracleDrafter
 
 
@@ -39,6 +57,34 @@ class TestSuffix(DrafterContract):
     @pytest.fixture
     def make_drafter(self) -> MakeDrafter:
         return lambda: bound(SuffixDrafter())
+
+
+class TestLookahead(DrafterContract):
+    @pytest.fixture
+    def make_drafter(self) -> MakeDrafter:
+        return lambda: bound(LookaheadDrafter())
+
+
+class TestAuto(DrafterContract):
+    @pytest.fixture
+    def make_drafter(self) -> MakeDrafter:
+        return lambda: bound(AutoDrafter(drafters={"a": NgramDrafter(), "b": NoneDrafter(), "c": SuffixDrafter()}))
+
+    def test_steps_without_a_proposal_are_followed(self, live: Start) -> None:
+        """Which drafter is asked follows from the drafts so far; what one drafts does not."""
+        asked, quiet = live(4), live(4)
+        for _ in range(6):
+            quiet.commit(asked.step())
+        for mine, other in zip(drafters_of(asked), drafters_of(quiet), strict=True):
+            plan = StepPlan("it", (self.shapes(asked.drafter)[1],))
+            (one,) = mine.propose([asked.view], plan, NullController())
+            (two,) = other.propose([quiet.view], plan, NullController())
+            assert same(one, two)
+
+
+def drafters_of(life: Life) -> list[Drafter]:
+    assert isinstance(life.drafter, AutoDrafter)
+    return list(life.drafter.drafters.values())
 
 
 class TestOracle(DrafterContract):

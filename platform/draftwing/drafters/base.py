@@ -167,10 +167,13 @@ class Accepted:
 
     nodes [0..K]: indexes into the draft that was verified, in path order; empty if none was, or it was refused.
     count: tokens committed, the bonus token included; it is less than 1 + len(nodes) where a stop cut the path.
+    choices [1 + n]: the target's own token after the root and after each of the draft's n nodes, taken or not; None
+    where nobody says.
     """
 
     nodes: IntArray
     count: int
+    choices: IntArray | None = None
 
 
 class Controller(Protocol):
@@ -266,11 +269,26 @@ Options = TypeVar("Options", bound=DrafterOptions)
 
 
 @dataclass(frozen=True, slots=True)
+class MethodFacts:
+    """What a method is, known before a drafter of it exists; the rest is as in `DrafterTraits`.
+
+    summary: one line. kind "feature": it needs hidden states, so it runs beside the target.
+    """
+
+    summary: str = ""
+    kind: Literal["token", "feature"] = "token"
+    trees: bool = False
+    confidence: bool = False
+    stateful_across_requests: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterMethod(Generic[Options]):
-    """A method as the registry knows it: the model of its options, and how they become a drafter."""
+    """A method as the registry knows it: the model of its options, how they become a drafter, and what it is."""
 
     options: type[Options]
     make: Callable[[Options], Drafter]
+    facts: MethodFacts = MethodFacts()
 
 
 class TokenDrafter:

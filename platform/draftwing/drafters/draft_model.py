@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions
+from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions, MethodFacts
 
 
 class DraftModelOptions(DrafterOptions):
@@ -23,4 +23,6 @@ def _make(options: DraftModelOptions) -> Drafter:
     return ModelDrafter(options)
 
 
-METHOD = DrafterMethod(DraftModelOptions, _make)
+METHOD = DrafterMethod(
+    DraftModelOptions, _make, MethodFacts("a small model of the same vocabulary", trees=True, confidence=True)
+)

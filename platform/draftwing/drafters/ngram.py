@@ -37,6 +37,7 @@ from draftwing.drafters.base import (
     DrafterOptions,
     DrafterTraits,
     Mesh,
+    MethodFacts,
     SequenceView,
     TargetInfo,
     TokenDrafter,
@@ -233,4 +234,6 @@ class NgramDrafter(TokenDrafter):
         )
 
 
-METHOD = DrafterMethod(NgramOptions, NgramDrafter)
+METHOD = DrafterMethod(
+    NgramOptions, NgramDrafter, MethodFacts("prompt lookup: what followed the last tokens before", trees=True)
+)

@@ -10,6 +10,7 @@ from draftwing.drafters.base import (
     DrafterMethod,
     DrafterOptions,
     DrafterTraits,
+    MethodFacts,
     SequenceView,
     TokenDrafter,
 )
@@ -28,4 +29,4 @@ class NoneDrafter(TokenDrafter):
         return [DraftTree.empty() for _ in sequences]
 
 
-METHOD = DrafterMethod(DrafterOptions, lambda options: NoneDrafter())
+METHOD = DrafterMethod(DrafterOptions, lambda options: NoneDrafter(), MethodFacts("plain decoding"))

@@ -24,6 +24,8 @@ BUILT_IN = {
     "ngram": "draftwing.drafters.ngram:METHOD",
     "draft_model": "draftwing.drafters.draft_model:METHOD",
     "suffix": "draftwing.drafters.suffix:METHOD",
+    "auto": "draftwing.drafters.auto:METHOD",
+    "lookahead": "draftwing.drafters.lookahead:METHOD",
 }
 
 
@@ -66,6 +68,11 @@ def find_method(name: str, key: str = "method") -> DrafterMethod[Any]:
             f"{key} is {name!r}, but its plug-in gives a {type(found).__name__}; expected a DrafterMethod"
         )
     return found
+
+
+def method_names() -> list[tuple[str, bool]]:
+    """Every method, and whether a plug-in brings it: built in ones first."""
+    return [(name, False) for name in BUILT_IN] + [(name, True) for name in sorted(set(_plugged_in()) - set(BUILT_IN))]
 
 
 def _plugged_in() -> dict[str, EntryPoint]:

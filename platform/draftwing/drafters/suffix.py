@@ -20,6 +20,7 @@ from draftwing.drafters.base import (
     DrafterOptions,
     DrafterTraits,
     FeatureRows,
+    MethodFacts,
     SequenceView,
     TokenDrafter,
 )
@@ -108,4 +109,13 @@ def _tree(draft: Speculation) -> DraftTree:
     return DraftTree(np.array(draft.tokens, dtype=np.int64), parents, shares / given)
 
 
-METHOD = DrafterMethod(SuffixOptions, SuffixDrafter)
+METHOD = DrafterMethod(
+    SuffixOptions,
+    SuffixDrafter,
+    MethodFacts(
+        "suffix decoding: what most often followed, in this request and earlier answers",
+        trees=True,
+        confidence=True,
+        stateful_across_requests=True,
+    ),
+)

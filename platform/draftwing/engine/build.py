@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftwing.config_models import Config, DrafterConfig
+from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
 from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.registry import check_drafter
@@ -71,7 +72,7 @@ def engine_for(
         dtype=target.dtype,
         vocab_size=target.vocab_size,
     )
-    policy = parse_mode(config.policy.mode, config.drafters[0].name if config.drafters else "", drafter.traits)
+    policy = parse_mode(config.policy.mode, config.drafter_name, drafter.traits)
     limits = Limits(
         config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
     )
@@ -86,27 +87,36 @@ def engine_for(
 def bound_drafter(
     config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None, tell: Progress = silent
 ) -> Drafter:
-    """The first drafter of a config with its checkpoint, if its method reads one, ready to draft for the target."""
-    method, options = check_drafter(config.drafters[0] if config.drafters else DrafterConfig(method="none"))
-    drafter, checkpoint = method.make(options), None
-    if isinstance(options, CheckpointOptions):
-        checkpoint = open_checkpoint(options.path or config.model.path, options.revision, tell)
-    drafter.bind(
-        TargetInfo(
-            vocab_size=target.vocab_size,
-            context_length=context,
-            eos_token_ids=target.eos_token_ids,
-            hidden_size=int(target.config.hidden_size),
-            layers=int(target.config.num_hidden_layers),
-            device=str(target.device),
-            dtype=str(target.dtype).removeprefix("torch."),
-            compile=config.model.compile,
-            model=target.model,
-            tokenizer=tokenizer,
-            rejection=config.sampling == "rejection",
-        ),
-        checkpoint,
+    """The drafter of a config, or the one that chooses among several, each with its checkpoint, ready to draft."""
+    info = TargetInfo(
+        vocab_size=target.vocab_size,
+        context_length=context,
+        eos_token_ids=target.eos_token_ids,
+        hidden_size=int(target.config.hidden_size),
+        layers=int(target.config.num_hidden_layers),
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        compile=config.model.compile,
+        model=target.model,
+        tokenizer=tokenizer,
+        rejection=config.sampling == "rejection",
     )
+    entries = config.drafters or [DrafterConfig(method="none")]
+    drafters = {entry.name: _bound(entry, index, info, config.model.path, tell) for index, entry in enumerate(entries)}
+    chooser = drafters.pop(config.drafter_name or "none")
+    if isinstance(chooser, AutoDrafter):
+        chooser.drafters = drafters
+    return chooser
+
+
+def _bound(entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress) -> Drafter:
+    """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
+    method, options = check_drafter(entry, index)
+    drafter: Drafter = method.make(options)
+    checkpoint = None
+    if isinstance(options, CheckpointOptions):
+        checkpoint = open_checkpoint(options.path or target_path, options.revision, tell)
+    drafter.bind(info, checkpoint)
     if checkpoint is not None:
         checkpoint.refuse_unread()
     return drafter

@@ -124,7 +124,7 @@ class Engine:
         marks.append(perf_counter())
         paths = layout.split(accepted_rows(layout.tokens, layout.parents, choice.tokens))
         outcomes = self._commit(layout, paths, choice)
-        self._tell_drafter(schedule, layout, paths, outcomes)
+        self._tell_drafter(schedule, layout, paths, outcomes, choice)
         emissions = self._emit(layout, paths, outcomes, logits)
         marks.append(perf_counter())
         self.telemetry.record(
@@ -186,11 +186,14 @@ class Engine:
                 self.pool.forget(sequence.table)  # whatever spoiled its logits may lie there
         return outcomes
 
-    def _tell_drafter(self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome]) -> None:
+    def _tell_drafter(
+        self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], choice: Choice
+    ) -> None:
         accepted = []
         for i, sequence in enumerate(schedule.decoding):
             start, draft = int(layout.starts[i]), layout.batch[i].wanted - 1
-            accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed)))
+            choices = choice.tokens[start : start + draft + 1]
+            accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed), choices))
             depth = int(layout.depths[start : start + draft + 1].max())
             observe(sequence.summary, drafted=draft, accepted=outcomes[i].accepted, depth=depth)
         features = None if self.tap is None else self.tap.rows(layout, paths)

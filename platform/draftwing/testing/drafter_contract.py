@@ -19,10 +19,13 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 import numpy as np
 import pytest
 
-from draftwing.core import NO_DRAFT, DraftShape, DraftTree, SamplingParams, StepPlan
+from draftwing.core import NO_DRAFT, DraftShape, DraftTree, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, Drafter, FeatureRows, NullController, SequenceView, TargetInfo
 from draftwing.drafters.validate import checked
 from draftwing.testing.drafters import View
+from draftwing.testing.faulty import FAULTS, FaultyDrafter
+from draftwing.testing.mock_target import MockBehaviour, MockTarget
+from draftwing.testing.run_engine import make_engine, run_to_end
 
 VOCAB_SIZE = 64
 CONTEXT_LENGTH = 512
@@ -274,3 +277,21 @@ class DrafterContract:
         more_objects, more_size = cycle(range(30, 60))
         assert more_objects <= objects + 5
         assert more_size <= size + 1000
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_no_fault_changes_an_output(self, make_drafter: MakeDrafter, fault: str) -> None:
+        """Around a mock target that gives no hidden states, a feature drafter fails in other ways too."""
+        behaviour = MockBehaviour(vocab_size=VOCAB_SIZE, order=2)
+        requests = [
+            Request(
+                f"{fault} {seed}", text(seed, 20), SamplingParams(max_tokens=12, temperature=seed % 2 * 0.8, seed=seed)
+            )
+            for seed in range(3)
+        ]
+        plain = run_to_end(make_engine(MockTarget(behaviour)), requests)
+        drafter = FaultyDrafter(make_drafter(), FAULTS[fault])
+        drafter.reserve(256, 4)
+        depth = min(3, drafter.traits.max_depth)
+        got = run_to_end(make_engine(MockTarget(behaviour), drafter=drafter, branching=(1,) * depth), requests)
+        assert {name: one.tokens for name, one in got.items()} == {name: one.tokens for name, one in plain.items()}
+        assert depth == 0 or drafter.calls > 0
