@@ -147,7 +147,8 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
         "c.yaml:7: parallel.tensor is 8, and more than one rank is not available in this version; expected 1",
         "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
-        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., but this version runs one drafter, not 3; keep one",
+        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
+        "or add one {method: auto} to choose among the others",
         "c.yaml:12: policy.mode is 'adaptive', which is not available in this version; "
         'expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
         "c.yaml:12: policy.profile is 's3://bucket/profiles', and this setting is not available in this version; "
@@ -265,7 +266,8 @@ def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
         (
             "drafters: [{method: ngram}, {method: none}]",
             "c.yaml:1: drafters is [{'method': 'ngram'}, {'method': 'none'}], "
-            "but this version runs one drafter, not 2; keep one",
+            "2 drafters of which 0 have method auto; keep one drafter, or add one {method: auto} "
+            "to choose among the others",
         ),
         (
             "policy: {mode: fixed:k=2}",

@@ -212,7 +212,7 @@ def _within(shape: DraftShape, traits: DrafterTraits) -> DraftShape:
 def _uniform(draft: object) -> DraftTree:
     """Without confidences: those of different drafters don't mean the same. Anything else passes, to be refused."""
     if isinstance(draft, DraftTree) and draft.confidences is not None:
-        return DraftTree(draft.tokens, draft.parents)
+        return DraftTree(draft.tokens, draft.parents, sources=draft.sources)
     return cast("DraftTree", draft)
 
 
