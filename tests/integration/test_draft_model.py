@@ -134,7 +134,7 @@ def test_preemption_starts_its_cache_anew(target: Path, weaker: Path, mode: str)
 def test_a_prefix_hit_is_one_for_the_drafter_too(target: Path, length: int) -> None:
     """Prompt and output of a first turn are in both caches when the second turn comes, and are still right there."""
     drafting = engine(target, target, "fixed:k=4", block_tokens=4)
-    drafter = drafting.drafting._drafter
+    drafter = drafting.drafting.drafter
     assert isinstance(drafter, ModelDrafter)
     first = Request(
         "first turn", list(range(30, 30 + length)), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)

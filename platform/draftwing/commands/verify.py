@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args).config
     if config.sampling != "invariant":
         raise ConfigError(f"verify proves sampling: invariant, but sampling is {config.sampling!r}")
-    texts = _texts(args.prompts)
+    texts = prompt_texts(args.prompts)
     from draftwing.engine.build import build_local
     from draftwing.engine.offline import acceptance_length, run_all
     from draftwing.testing.near_tie import gap_of
     from draftwing.testing.same_tokens import compare_tokens
 
     engine, tokenizer = build_local(config, progress=tell)
-    prompts = [tokenizer.encode(t) for t in texts] if tokenizer else _random_prompts(engine.runner.vocab_size)
+    prompts = [tokenizer.encode(t) for t in texts] if tokenizer else random_prompts(engine.runner.vocab_size)
     rows = []
     for kind, settings in KINDS.items():
         params = SamplingParams(max_tokens=args.max_tokens, **settings)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return _report(rows, config.policy.mode, len(prompts), as_json=args.json)
 
 
-def _texts(path: Path | None) -> list[str]:
+def prompt_texts(path: Path | None) -> list[str]:
     if path is None:
         return list(PROMPTS)
     texts = []
@@ -110,7 +110,7 @@ def _texts(path: Path | None) -> list[str]:
     return texts
 
 
-def _random_prompts(vocab_size: int) -> list[list[int]]:
+def random_prompts(vocab_size: int) -> list[list[int]]:
     """Prompts for a target without tokenizer; each repeats a stretch, so that lookup finds something."""
     draw = random.Random(0)
     stretches = [[draw.randrange(vocab_size) for _ in range(length)] for length in (5, 9, 14, 23)]

@@ -18,8 +18,8 @@ class Drafting:
     """Calls the drafter and checks its drafts. failures: calls that raised, since the start."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self._drafter = drafter
-        self._vocab_size = vocab_size
+        self.drafter = drafter
+        self.vocab_size = vocab_size
         self.failures = 0
 
     def propose(self, sequences: Seq[Sequence], plan: StepPlan) -> tuple[list[DraftTree], int]:
@@ -27,21 +27,21 @@ class Drafting:
         nothing = [DraftTree.empty()] * len(sequences)
         if not any(shape.nodes for shape in plan.shapes):
             return nothing, 0
-        trees = self._call("propose", lambda: self._drafter.propose(sequences, plan, NullController()))
-        return (nothing, len(sequences)) if trees is None else checked(trees, plan.shapes, self._vocab_size)
+        trees = self._call("propose", lambda: self.drafter.propose(sequences, plan, NullController()))
+        return (nothing, len(sequences)) if trees is None else checked(trees, plan.shapes, self.vocab_size)
 
     def prefilled(self, sequences: Seq[Sequence], features: Seq[FeatureRows] | None = None) -> None:
         if sequences:
-            self._call("prefill", lambda: self._drafter.prefill(sequences, features))
+            self._call("prefill", lambda: self.drafter.prefill(sequences, features))
 
     def committed(
         self, sequences: Seq[Sequence], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
     ) -> None:
         if sequences:
-            self._call("commit", lambda: self._drafter.commit(sequences, accepted, features))
+            self._call("commit", lambda: self.drafter.commit(sequences, accepted, features))
 
     def release(self, sequence: Sequence) -> None:
-        self._call("release", lambda: self._drafter.release(sequence))
+        self._call("release", lambda: self.drafter.release(sequence))
 
     def _call(self, what: str, call: Callable[[], object]) -> object:
         """The call's result, None if it raised: a drafter may be anyone's plug-in and raise anything."""

@@ -259,7 +259,7 @@ def test_what_follows_a_stop_inside_an_accepted_run_is_dropped_and_not_counted()
     params = SamplingParams(max_tokens=16, temperature=0.8, seed=0, stop_token_ids=(stop,), logprobs=0, **PENALISED)
     engine = speculating(accuracy=1.0, branching=(1,) * 8)
     # The drafter knows what would follow the stop.
-    engine.drafting._drafter = OracleDrafter(lambda view: plain, accuracy=1.0, vocab_size=259)
+    engine.drafting.drafter = OracleDrafter(lambda view: plain, accuracy=1.0, vocab_size=259)
     got = run_to_end(engine, [Request("r0", PROMPTS[0], params)])["r0"]
     end = plain.index(stop) + 1
     assert (got.tokens, got.finish_reason, got.stop_reason) == (plain[:end], "stop", stop)
