@@ -32,7 +32,7 @@ def test_built_in_methods() -> None:
     drafter = make_drafter(config(method="ngram", name="lookup", max_match=7, rule="vllm"))
     assert isinstance(drafter, NgramDrafter)
     assert (drafter.options.max_match, drafter.options.rule) == (7, "vllm")
-    needs = {"draft_model": {"path": "somewhere"}}
+    needs = {name: {"path": "somewhere"} for name in ("draft_model", "eagle", "eagle2", "eagle3")}
     for name in registry.BUILT_IN:
         assert isinstance(make_drafter(config(method=name, **needs.get(name, {}))), Drafter)
 
@@ -61,9 +61,9 @@ def test_unknown_and_planned_methods() -> None:
     with pytest.raises(ConfigError, match=r"drafters\.0\.method is 'ngrams'; did you mean 'ngram'\?; expected one of"):
         make_drafter(config(method="ngrams"))
     with pytest.raises(
-        ConfigError, match="method is 'eagle3', which is not available in this version; expected one of"
+        ConfigError, match="method is 'dspark', which is not available in this version; expected one of"
     ):
-        find_method("eagle3")
+        find_method("dspark")
 
 
 def test_a_plug_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,10 @@ class DynamicGrowth:
     def depth(self) -> int:
         return int(self.paths.shape[1])
 
+    def parents(self, nodes: IntArray) -> IntArray:
+        """Of candidates, -1 the root."""
+        return self._parents[nodes]
+
     def add(self, tokens: IntArray, confidences: FloatArray, shape: DraftShape, vocab_size: int) -> None:
         """Give the frontier its children, best first: tokens and confidences [M, W or more], W the level's branching.
 

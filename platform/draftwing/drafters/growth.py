@@ -29,6 +29,11 @@ class Growth:
     def depth(self) -> int:
         return int(self.paths.shape[1])
 
+    def parents(self, nodes: IntArray) -> IntArray:
+        """Of nodes of the frontier, -1 the root."""
+        newest = self._levels[-1][1]
+        return newest[nodes - (self.size - len(newest))]
+
     def add(
         self,
         tokens: IntArray,

@@ -26,6 +26,9 @@ BUILT_IN = {
     "suffix": "draftwing.drafters.suffix:METHOD",
     "auto": "draftwing.drafters.auto:METHOD",
     "lookahead": "draftwing.drafters.lookahead:METHOD",
+    "eagle": "draftwing.drafters.eagle:EAGLE",
+    "eagle2": "draftwing.drafters.eagle:EAGLE2",
+    "eagle3": "draftwing.drafters.eagle:EAGLE3",
 }
 
 

@@ -52,14 +52,22 @@ def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
 
 
 def engine_for(
-    config: Config, target: LoadedTarget, *, decoder: TextTokenizer | None = None, progress: Progress | None = None
+    config: Config,
+    target: LoadedTarget,
+    *,
+    decoder: TextTokenizer | None = None,
+    progress: Progress | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
-    """An engine around a loaded target. SetupError when its cache doesn't fit into memory."""
+    """An engine around a loaded target. SetupError when its cache doesn't fit into memory.
+
+    drafter: as for `bound_drafter`.
+    """
     tell = progress or silent
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
-    drafter = bound_drafter(config, target, context, decoder, tell)
+    drafter = bound_drafter(config, target, context, decoder, tell, drafter)
     per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
     pool = plan_cache(config, target, per_token, context)
     tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
@@ -85,10 +93,43 @@ def engine_for(
 
 
 def bound_drafter(
-    config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None, tell: Progress = silent
+    config: Config,
+    target: LoadedTarget,
+    context: int,
+    tokenizer: TextTokenizer | None,
+    tell: Progress = silent,
+    drafter: Drafter | None = None,
 ) -> Drafter:
-    """The drafter of a config, or the one that chooses among several, each with its checkpoint, ready to draft."""
-    info = TargetInfo(
+    """The drafter of a config, or the one that chooses among several, each with its checkpoint, ready to draft.
+
+    drafter: takes the place of the one that the config's method would make.
+    """
+    info = target_info(config, target, context, tokenizer)
+    entries = config.drafters or [DrafterConfig(method="none")]
+    drafters = {entry.name: _bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
+    chooser = drafters.pop(config.drafter_name or "none")
+    if isinstance(chooser, AutoDrafter):
+        chooser.drafters = drafters
+    return chooser
+
+
+def _bound(
+    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None
+) -> Drafter:
+    """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
+    method, options = check_drafter(entry, index)
+    drafter: Drafter = given or method.make(options)
+    checkpoint = None
+    if isinstance(options, CheckpointOptions):
+        checkpoint = open_checkpoint(options.path or target_path, options.revision, tell)
+    drafter.bind(info, checkpoint)
+    if checkpoint is not None:
+        checkpoint.refuse_unread()
+    return drafter
+
+
+def target_info(config: Config, target: LoadedTarget, context: int, tokenizer: TextTokenizer | None) -> TargetInfo:
+    return TargetInfo(
         vocab_size=target.vocab_size,
         context_length=context,
         eos_token_ids=target.eos_token_ids,
@@ -101,25 +142,6 @@ def bound_drafter(
         tokenizer=tokenizer,
         rejection=config.sampling == "rejection",
     )
-    entries = config.drafters or [DrafterConfig(method="none")]
-    drafters = {entry.name: _bound(entry, index, info, config.model.path, tell) for index, entry in enumerate(entries)}
-    chooser = drafters.pop(config.drafter_name or "none")
-    if isinstance(chooser, AutoDrafter):
-        chooser.drafters = drafters
-    return chooser
-
-
-def _bound(entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress) -> Drafter:
-    """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
-    method, options = check_drafter(entry, index)
-    drafter: Drafter = method.make(options)
-    checkpoint = None
-    if isinstance(options, CheckpointOptions):
-        checkpoint = open_checkpoint(options.path or target_path, options.revision, tell)
-    drafter.bind(info, checkpoint)
-    if checkpoint is not None:
-        checkpoint.refuse_unread()
-    return drafter
 
 
 def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: int) -> BlockPool:

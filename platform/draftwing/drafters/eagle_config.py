@@ -1,0 +1,100 @@
+"""What an EAGLE checkpoint's config.json says, whoever wrote it: SafeAILab, SpecForge, DeepSpec or speculators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from draftwing.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+UNSUPPORTED_ROPE = ("dynamic", "longrope")
+NEVER_SAVED = 10000.0  # rope_theta where a config is silent
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """dims: the transformer's own fields. layer_ids: None where the file names none. flags: as published."""
+
+    dims: Mapping[str, Any]
+    eps: float
+    heads: int
+    kv_heads: int
+    head_size: int
+    rope: dict[str, Any]
+    norm_before_residual: bool
+    norm_output: bool
+    uses_aux: bool
+
+
+def read_eagle_config(config: Mapping[str, Any], rope_theta: float | None = None) -> EagleConfig:
+    """ConfigError where a size is missing or a rope type would make keys depend on the whole sequence."""
+    dims = config.get("transformer_layer_config") or config
+    nested = config.get("eagle_config") or {}
+    speculators = config.get("speculators_model_type") is not None
+    hidden, heads = _size(dims, "hidden_size"), _size(dims, "num_attention_heads")
+    # SpecForge writes norm_output too, and means the norm before its head by it.
+    means_recycling = "LlamaForCausalLMEagle3" not in (config.get("architectures") or ())
+    return EagleConfig(
+        dims=dims,
+        eps=float(dims.get("rms_norm_eps", 1e-6)),
+        heads=heads,
+        kv_heads=int(dims.get("num_key_value_heads") or heads),
+        head_size=int(dims.get("head_dim") or hidden // heads),
+        rope=_rope(dims, rope_theta),
+        norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual", speculators))),
+        norm_output=bool(nested.get("norm_output", means_recycling and config.get("norm_output", False))),
+        uses_aux=bool(nested.get("use_aux_hidden_state", True)),
+    )
+
+
+def _size(dims: Mapping[str, Any], name: str) -> int:
+    if type(value := dims.get(name)) is not int or value < 1:
+        raise ConfigError(f"the drafter's config.json has {name} {value!r}; expected a positive number")
+    return value
+
+
+def _rope(dims: Mapping[str, Any], theta: float | None) -> dict[str, Any]:
+    rope = {**(dims.get("rope_scaling") or {}), **(dims.get("rope_parameters") or {})}
+    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+    rope["rope_theta"] = float(theta or rope.get("rope_theta") or dims.get("rope_theta") or NEVER_SAVED)
+    if rope["rope_type"] in UNSUPPORTED_ROPE:
+        raise ConfigError(
+            f"the drafter's config.json has rope type {rope['rope_type']!r}, whose frequencies depend on the whole "
+            "sequence; accepted: default, linear, yarn, llama3"
+        )
+    return rope
+
+
+def resolve_layers(config: Mapping[str, Any], layers: int, override: Seq[int] | None = None) -> tuple[int, ...]:
+    """Which hidden states of a target with `layers` layers an EAGLE-3 head takes, as indices of `hidden_states`.
+
+    Ids are read in this order: the option; `eagle_aux_hidden_state_layer_ids` at the top level (indices as they are)
+    or under `eagle_config` (outputs of layers, one less than the index, unless an id is the number of layers or the
+    first is 2); `target_layer_ids` (outputs of layers, -1 the embeddings); else 2, half, and three before the end.
+    """
+    top, nested = config.get("eagle_aux_hidden_state_layer_ids"), config.get("eagle_config") or {}
+    inner = nested.get("eagle_aux_hidden_state_layer_ids")
+    if override is not None:
+        found, why = tuple(override), "the option layers"
+    elif top:
+        found, why = tuple(top), "eagle_aux_hidden_state_layer_ids, taken as indices"
+    elif inner:
+        as_is = layers in inner or inner[0] == 2
+        found = tuple(i + (not as_is) for i in inner)
+        why = f"eagle_config's layer ids {list(inner)}, taken as {'indices' if as_is else 'outputs of layers'}"
+    elif ids := config.get("target_layer_ids"):
+        found, why = tuple(i + 1 for i in ids), f"target_layer_ids {list(ids)}, taken as outputs of layers"
+    else:
+        found, why = (2, layers // 2, layers - 3), "the rule 2, N/2, N - 3"
+    if not all(type(i) is int and 0 <= i < layers for i in found):
+        raise ConfigError(
+            f"the drafter takes hidden states {list(found)} by {why}; the target has 0 to {layers - 1} before its "
+            "final norm; name them with the option layers"
+        )
+    log.info("the drafter takes hidden states %s of %d layers, by %s", list(found), layers, why)
+    return found

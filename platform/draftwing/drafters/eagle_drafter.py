@@ -1,0 +1,29 @@
+"""EAGLE of all versions: the loop of feature drafters around a head that a checkpoint describes."""
+
+from __future__ import annotations
+
+from draftwing.drafters.base import ALONE, CheckpointReader, DrafterTraits, Mesh, TargetInfo
+from draftwing.drafters.eagle import Eagle3Options, EagleOptions
+from draftwing.drafters.eagle_config import read_eagle_config, resolve_layers
+from draftwing.drafters.eagle_head import EagleHead
+from draftwing.drafters.feature_drafter import FeatureDrafter
+from draftwing.errors import ConfigError
+
+
+class EagleDrafter(FeatureDrafter):
+    """Methods `eagle`, `eagle2`, `eagle3`."""
+
+    def __init__(self, options: EagleOptions) -> None:
+        self._options = options
+        self.traits = DrafterTraits(stop="incremental", trees=True, confidence=True)
+
+    def bind(self, target: TargetInfo, checkpoint: CheckpointReader | None = None, mesh: Mesh = ALONE) -> None:
+        if checkpoint is None:
+            raise ConfigError("an EAGLE drafter needs a checkpoint; name its folder or hub id as path")
+        options = self._options
+        config = read_eagle_config(checkpoint.config, options.rope_theta)
+        layers: tuple[int, ...] = (target.layers,)  # after the final norm: what the target's own head reads
+        if isinstance(options, Eagle3Options) and config.uses_aux:
+            layers = resolve_layers(checkpoint.config, target.layers, options.layers)
+        head = EagleHead(checkpoint, target, config, layers)
+        self.ready(head, target, dynamic=options.tree == "dynamic")

@@ -1,0 +1,370 @@
+"""The loop of drafters that recycle their own hidden state: EAGLE in all its versions, and MTP modules.
+
+Such a drafter is a small head over the target's hidden states. Slot t of its pages, which lie parallel to the target's,
+holds the pair (token t, feature t - 1), so that it depends on tokens up to t alone and a shared block stays valid. The
+last pair, that of the root, gives the first draft token; deeper ones are paired with what the head itself gave out.
+Rows of a draft are never kept: the next step runs accepted tokens again, with their true features.
+
+Shapes: B sequences of a call, N rows of a forward, M frontier nodes, H hidden size of the head, V vocabulary of the
+target, V_d of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwing.core import DraftShape, DraftSources, DraftTree, IntArray, StepPlan
+from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
+from draftwing.drafters.children import children
+from draftwing.drafters.dynamic_growth import DynamicGrowth
+from draftwing.drafters.filled_blocks import FilledBlocks
+from draftwing.drafters.growth import Growth
+from draftwing.engine import attention
+from draftwing.engine.attention import KVShape
+from draftwing.engine.batch import SequenceRows, build, chain_parents
+from draftwing.engine.processors import SampleRows, SamplerState
+from draftwing.engine.runner import kv_bytes_per_slot
+
+LAG = 512  # rows of one sequence that wait for the next draft before they are run anyway
+SCRATCH = 4096  # rows of drafts in one forward, over all sequences
+
+
+class Head(Protocol):
+    """What a method brings. hidden_layers: see `DrafterTraits`. kv: its attention layers, in order of `layer_idx`.
+
+    target_ids [V_d]: the target's id of each column of `logits`, None where they are the same.
+    """
+
+    hidden_layers: tuple[int, ...]
+    hidden_size: int
+    kv: list[KVShape]
+    dtype: torch.dtype
+    device: torch.device
+    target_ids: Tensor | None
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        """[N, H of the target] each -> [N, H]"""
+        ...
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, ctx: Any) -> Tensor:
+        """tokens [N], hidden [N, H], positions [N] -> what is recycled [N, H]"""
+        ...
+
+    def logits(self, recycled: Tensor) -> Tensor:
+        """[M, H] -> [M, V_d]"""
+        ...
+
+
+@dataclass(slots=True)
+class State:
+    """What the drafter keeps of a sequence. next: first slot not run yet. first: first slot that was ever run, 1 where
+    nothing is missing. pending: features from index next - 1 on. recycled [H]: what the newest slot gave out."""
+
+    next: int
+    first: int
+    pending: list[Tensor] = field(default_factory=list)
+    recycled: Tensor | None = None
+    filled: int = 0
+    sampler: SamplerState | None = None
+    told: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(part) for part in self.pending)
+
+    @property
+    def known(self) -> int:
+        """Features so far, from index 0 on, holes included."""
+        return self.next - 1 + self.waiting
+
+
+@dataclass(slots=True)
+class Growing:
+    """A draft while it grows. run_*: nodes that went or go through the head, hypothetical base tokens first.
+
+    hidden [M, H]: what the frontier gave out, the root's or the last base token's at first.
+    """
+
+    state: State
+    shape: DraftShape
+    tokens: list[int]
+    slots: IntArray
+    growth: Growth | DynamicGrowth
+    hidden: Tensor
+    last: bool = False
+    run_tokens: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    run_parents: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    run_hidden: list[Tensor] = field(default_factory=list)
+
+    def tree(self) -> DraftTree:
+        return self.growth.tree(self.shape.nodes) if isinstance(self.growth, DynamicGrowth) else self.growth.tree()
+
+    def add_run(self, tokens: IntArray, parents: IntArray, hidden: Tensor) -> None:
+        self.run_tokens = np.concatenate([self.run_tokens, tokens])
+        self.run_parents = np.concatenate([self.run_parents, parents])
+        self.run_hidden.append(hidden)
+
+
+class FeatureDrafter:
+    """Drafts with a head. Subclasses set `head` and `dynamic` (trees by confidence) in `bind` and call `ready`."""
+
+    head: Head
+    traits: DrafterTraits
+
+    def ready(self, head: Head, target: TargetInfo, *, dynamic: bool, max_depth: int = 64) -> None:
+        self.head = head
+        self._target = target
+        # Whether a node is verified must not depend on what was drawn where drafts are accepted by rejection.
+        self._dynamic = dynamic and not target.rejection
+        self._states: dict[str, State] = {}
+        self._filled = FilledBlocks()
+        self.caught_up = 0  # rows run for committed tokens, prompts included
+        self.holes = 0  # sequences whose beginning the drafter never saw
+        edge = head.hidden_size * head.dtype.itemsize // 8  # each block's last feature, see `reserve`
+        self.traits = DrafterTraits(
+            kind="feature",
+            stop="incremental",
+            hidden_layers=head.hidden_layers,
+            kv_bytes_per_token=kv_bytes_per_slot(head.kv, head.dtype) + edge,
+            max_depth=max_depth,
+            trees=True,
+            confidence=True,
+        )
+
+    def reserve(self, blocks: int, block_tokens: int) -> None:
+        head, self._block_tokens, self._scratch = self.head, block_tokens, blocks * block_tokens
+        slots = self._scratch + SCRATCH
+        self._pages = [
+            tuple(
+                torch.zeros(slots, shape.heads, size, device=head.device, dtype=head.dtype)
+                for size in (shape.key_size, shape.value_size)
+            )
+            for shape in head.kv
+        ]
+        self._edges = torch.zeros(blocks, head.hidden_size, device=head.device, dtype=head.dtype)
+
+    def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
+        self._take(sequences, features)
+
+    def commit(
+        self, sequences: Seq[SequenceView], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
+    ) -> None:
+        self._take(sequences, features)
+
+    def release(self, sequence: SequenceView) -> None:
+        self._states.pop(sequence.id, None)
+
+    @torch.inference_mode()
+    def propose(
+        self, sequences: Seq[SequenceView], plan: StepPlan, controller: Controller, base: Seq[Seq[int]] | None = None
+    ) -> list[DraftTree]:
+        wanted = [s for s, shape in zip(sequences, plan.shapes, strict=True) if shape.nodes and shape.depth]
+        self._extend([s for s in {s.id: s for s in wanted}.values() if s.id in self._states])
+        bases = [()] * len(sequences) if base is None else base
+        drafts = [self._start(s, shape, more) for s, shape, more in zip(sequences, plan.shapes, bases, strict=True)]
+        self._run_bases([draft for draft in drafts if draft is not None], bases, drafts)
+        depth = 0
+        while any(draft is not None and not draft.last for draft in drafts):
+            trees = [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+            deeper = controller.deeper(depth, trees).tolist()
+            level = []
+            for draft, go in zip(drafts, deeper, strict=True):
+                if draft is not None and not draft.last:
+                    draft.last = not go
+                    level += [draft] if go else []
+            if level:
+                self._grow(level, depth)
+            depth += 1
+        return [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+
+    @torch.inference_mode()
+    def _take(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None) -> None:
+        """Fuse the features of committed tokens and keep them until the next draft."""
+        if not sequences or features is None:
+            return
+        parts = zip(*(rows.hidden for rows in features), strict=True)
+        fused = self.head.fuse(tuple(torch.cat(part).to(self.head.dtype) for part in parts))
+        split = torch.split(fused, [len(rows.hidden[0]) for rows in features])
+        for sequence, rows, own in zip(sequences, features, split, strict=True):
+            state = self._states.get(sequence.id)
+            if state is None or state.known != rows.start:
+                state = self._states[sequence.id] = self._begin(sequence, rows.start)
+            state.pending.append(own[: max(len(sequence.tokens) - 1 - rows.start, 0)])
+            state.recycled = None
+            self._keep_edges(sequence, rows.start, own)
+        self._extend([s for s in sequences if self._states[s.id].waiting > LAG])
+
+    def _begin(self, sequence: SequenceView, start: int) -> State:
+        """A sequence whose first features are those of token `start`: what lies before is found in shared blocks, or
+        stays a hole."""
+        size = self._block_tokens
+        found = self._filled.run(sequence.table, sequence.chain)
+        if start and start % size == 0 and found * size >= start:
+            edge = self._edges[sequence.table[start // size - 1]]
+            return State(next=start, first=1, pending=[edge[None].clone()], filled=start // size)
+        self.holes += start > 0
+        return State(next=start + 1, first=start + 1)
+
+    def _keep_edges(self, sequence: SequenceView, start: int, fused: Tensor) -> None:
+        """The feature of each block's last token, which the first slot after a prefix hit needs."""
+        size, stop = self._block_tokens, start + len(fused)
+        for end in range((start // size + 1) * size, stop + 1, size):
+            if end <= len(sequence.table) * size:
+                self._edges[sequence.table[end // size - 1]] = fused[end - 1 - start]
+
+    def _slots(self, table: Seq[int]) -> IntArray:
+        first = np.array(table, dtype=np.int64)[:, None] * self._block_tokens
+        return (first + np.arange(self._block_tokens)).reshape(-1)
+
+    def _extend(self, sequences: Seq[SequenceView]) -> None:
+        """Run the pairs that wait, and note which blocks are full of such rows."""
+        behind = [(s, self._states[s.id]) for s in sequences if self._states[s.id].waiting]
+        if not behind:
+            return
+        rows, hidden = [], []
+        for sequence, state in behind:
+            count, slots = state.waiting, self._slots(sequence.table)
+            self._filled.spoil(sequence.table[state.next // self._block_tokens :])
+            tokens = np.array(sequence.tokens[state.next : state.next + count], dtype=np.int64)
+            own = slots[state.first : state.next + count]
+            rows.append(SequenceRows(tokens, chain_parents(count), own, state.next - state.first, 1))
+            hidden.append(torch.cat(state.pending))
+            self.caught_up += count - 1
+        newest = self._forward(rows, [state.first - 1 for _, state in behind], torch.cat(hidden))
+        for (sequence, state), last in zip(behind, newest, strict=True):
+            state.next, state.pending, state.recycled = state.next + state.waiting, [], last
+            whole = min(state.next, state.known) // self._block_tokens
+            if state.first == 1:
+                self._filled.fill(sequence.table, sequence.chain, state.filled, whole)
+                state.filled = min(whole, len(sequence.chain))
+
+    def _forward(self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor) -> Tensor:
+        """What the wanted rows give out, [M, H]. shifts: positions of each sequence that lie before its first slot."""
+        batch = build(rows)
+        positions = batch.positions + np.repeat(shifts, [len(r.tokens) for r in rows])
+        pages: Any = self._pages
+        ctx = attention.prepare(batch, pages, self.head.device)
+        tokens, where, wanted = (
+            torch.from_numpy(x).to(self.head.device) for x in (batch.tokens, positions, batch.wanted)
+        )
+        return self.head.forward(tokens, hidden, where, ctx)[wanted]
+
+    def _start(self, sequence: SequenceView, shape: DraftShape, base: Seq[int]) -> Growing | None:
+        """None where nothing may be drafted, or the root's features never came."""
+        state = self._states.get(sequence.id)
+        if not shape.nodes or not shape.depth or state is None or state.recycled is None:
+            return None
+        if state.next != len(sequence.tokens):
+            return None
+        if state.sampler is None:
+            ends = sequence.params.stop_token_ids
+            if not sequence.params.ignore_eos:
+                ends = (*self._target.eos_token_ids, *ends)
+            prompt = sequence.tokens[: sequence.prompt_len]
+            state.sampler = SamplerState.create(sequence.params, prompt, choice=sequence.choice, end_ids=ends)
+        output = sequence.tokens[sequence.prompt_len :]
+        state.sampler.commit(output[state.told :])
+        state.told = len(output)
+        growth = DynamicGrowth() if self._dynamic else Growth()
+        tokens = [*sequence.tokens, *base]
+        return Growing(state, shape, tokens, self._slots(sequence.table), growth, state.recycled[None])
+
+    def _run_bases(self, live: list[Growing], bases: Seq[Seq[int]], drafts: list[Growing | None]) -> None:
+        """Hypothetical tokens have no features: they are paired with what the head gives out, one after another."""
+        lengths = {id(draft): len(more) for draft, more in zip(drafts, bases, strict=True) if draft is not None}
+        for step in range(max((lengths[id(draft)] for draft in live), default=0)):
+            going = [draft for draft in live if lengths[id(draft)] > step]
+            for draft in going:
+                token = draft.tokens[len(draft.tokens) - lengths[id(draft)] + step]
+                draft.add_run(np.array([token], dtype=np.int64), np.array([step - 1], dtype=np.int64), draft.hidden)
+            self._run(going, [1] * len(going))
+
+    def _run(self, drafts: list[Growing], widths: list[int]) -> None:
+        """Run the drafts' nodes and set `hidden` to what the newest `widths` of each give out.
+
+        A draft runs whole, because only rows of one forward can be told apart; its rows lie in scratch pages.
+        """
+        at = 0
+        group: list[tuple[Growing, int, IntArray]] = []
+        for draft, width in zip(drafts, widths, strict=True):
+            count = len(draft.run_tokens)
+            if at + count > SCRATCH:
+                self._run_group(group)
+                at, group = 0, []
+            group.append((draft, width, np.arange(self._scratch + at, self._scratch + at + count)))
+            at += count
+        self._run_group(group)
+
+    def _run_group(self, group: list[tuple[Growing, int, IntArray]]) -> None:
+        if not group:
+            return
+        rows = []
+        for draft, width, scratch in group:
+            context = draft.slots[draft.state.first : draft.state.next]
+            slots = np.concatenate([context, scratch])
+            rows.append(SequenceRows(draft.run_tokens, draft.run_parents, slots, len(context), width))
+        hidden = torch.cat([part for draft, _, _ in group for part in draft.run_hidden])
+        out = self._forward(rows, [draft.state.first - 1 for draft, _, _ in group], hidden)
+        for (draft, _, _), own in zip(group, torch.split(out, [width for _, width, _ in group]), strict=True):
+            draft.hidden = own
+
+    def _grow(self, level: list[Growing], depth: int) -> None:
+        """One level deeper: run the frontier, and give each of its nodes its children."""
+        if depth:
+            self._run(level, [draft.growth.width for draft in level])
+        owner = np.repeat(np.arange(len(level)), [draft.growth.width for draft in level])
+        logits = self._in_target_ids(self.head.logits(torch.cat([draft.hidden for draft in level])))
+        found = children(logits, _sample_rows(level, owner, depth), max(d.shape.branching[depth] for d in level))
+        row = 0
+        for draft in level:
+            stop, growth, before = row + draft.growth.width, draft.growth, draft.growth.frontier
+            tokens, sure, vocab = found.tokens[row:stop], found.confidences[row:stop], self._target.vocab_size
+            if isinstance(growth, DynamicGrowth):
+                growth.add(tokens, sure, draft.shape, vocab)
+                draft.last = depth + 1 >= draft.shape.depth
+            else:
+                sources = DraftSources(found.sources.ids[row:stop], found.sources.weights[row:stop])
+                growth.add(tokens, sure, draft.shape, vocab, sources if self._target.rejection else None)
+                draft.last = growth.size >= draft.shape.nodes or depth + 1 >= draft.shape.depth
+            row = stop
+            draft.last |= not growth.width
+            if not draft.last:
+                _queue_frontier(draft, before)
+
+    def _in_target_ids(self, logits: Tensor) -> Tensor:
+        """[M, V_d] -> [M, V]: tokens that the head doesn't know are never drafted."""
+        if self.head.target_ids is None:
+            return logits[:, : self._target.vocab_size]
+        spread = logits.new_full((len(logits), self._target.vocab_size), float("-inf"))
+        spread[:, self.head.target_ids] = logits
+        return spread
+
+
+def _queue_frontier(draft: Growing, before: IntArray) -> None:
+    """The newest nodes are to be run next, each paired with what its parent gave out. before [M]: the old frontier."""
+    growth = draft.growth
+    parents = growth.parents(growth.frontier)
+    row = np.searchsorted(before, parents, sorter=np.argsort(before))
+    row = np.argsort(before)[row]
+    base = len(draft.run_tokens) - len(before) if growth.depth > 1 else len(draft.run_tokens) - 1
+    above = base + row
+    hidden = draft.hidden[torch.from_numpy(row).to(draft.hidden.device)]
+    draft.add_run(growth.paths[:, -1], above, hidden)
+
+
+def _sample_rows(level: list[Growing], owner: IntArray, depth: int) -> SampleRows:
+    lengths = np.array([len(draft.tokens) for draft in level], dtype=np.int64)
+    samplers = [draft.state.sampler for draft in level]
+    return SampleRows(
+        sequences=[sampler for sampler in samplers if sampler is not None],
+        seq_of_row=owner,
+        positions=lengths[owner] + depth,
+        path_rows=np.repeat(np.arange(len(owner)), depth),
+        path_tokens=np.concatenate([draft.growth.paths.ravel() for draft in level]),
+    )
