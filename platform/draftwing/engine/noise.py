@@ -33,6 +33,7 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
 _CACHED: Final = 1 << 14  # words hashed at once on a CPU, so that they stay in its cache
+_LARGEST: Final = 1 << 24  # elsewhere, which bounds memory
 
 Words = TypeVar("Words", torch.Tensor, IntArray)
 
@@ -108,9 +109,9 @@ def least_draw(noise: torch.Tensor) -> torch.Tensor:
 
 
 def reaching(
-    stream: torch.Tensor, first: torch.Tensor, least: torch.Tensor, places: torch.Tensor, size: int
+    stream: torch.Tensor, first: torch.Tensor, least: torch.Tensor, places: torch.Tensor | None, size: int
 ) -> torch.Tensor:
-    """Those of `places` whose token draws at least as much as asked, in order.
+    """Those of `places` (None: of all) whose token draws at least as much as asked, in order.
 
     K runs of `size` tokens (a power of two): run k holds the tokens from first[k] on, draws from stream[k] and asks
     for least[k]. A place is run * size + index inside the run. All int64. This is the only function that hashes much,
@@ -120,11 +121,42 @@ def reaching(
     steps = torch.arange(size, device=stream.device) * _signed(_GOLDEN)
     # Draws are the top bits of unsigned words; with the sign bit flipped, signed words compare alike.
     floor = (least - (1 << 23)) << 40
+    if places is None:
+        return _all_reaching(start, steps, floor)
     if stream.device.type != "cpu":
         return _reaching(start, steps, floor, places)
     arrays = start.numpy(), steps.numpy(), floor.numpy()
     parts = [_reaching(*arrays, places[i : i + _CACHED].numpy()) for i in range(0, len(places), _CACHED)]
     return torch.from_numpy(np.concatenate(parts)) if parts else places
+
+
+def _all_reaching(start: torch.Tensor, steps: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Of all places, run by run: without the gathers that single places need."""
+    if start.device.type == "cpu":
+        return torch.from_numpy(_all_reaching_cpu(start.numpy(), steps.numpy(), floor.numpy()))
+    size, parts = len(steps), [start[:0]]
+    for i in range(0, len(start), rows := max(_LARGEST // size, 1)):
+        words = _scramble(start[i : i + rows, None] + steps) ^ _signed(1 << 63)
+        parts.append((words >= floor[i : i + rows, None]).flatten().nonzero().flatten() + i * size)
+    return torch.cat(parts)
+
+
+def _all_reaching_cpu(start: IntArray, steps: IntArray, floor: IntArray) -> IntArray:
+    """The same; unsigned words need neither masks nor the flipped sign."""
+    size, parts = len(steps), [start[:0]]
+    starts, walk = start.view(np.uint64)[:, None], steps.view(np.uint64)
+    floors = (floor ^ _signed(1 << 63)).view(np.uint64)[:, None]
+    rows = max(2 * _CACHED // size, 1)
+    buffers = np.empty((2, min(rows, len(start)), size), dtype=np.uint64)
+    for i in range(0, len(starts), rows):
+        z, t = buffers[:, : len(starts) - i]
+        np.add(starts[i : i + rows], walk, out=z)
+        for shift, factor in ((30, _FIRST), (27, _SECOND)):
+            np.right_shift(z, np.uint64(shift), out=t)
+            np.bitwise_xor(z, t, out=z)
+            np.multiply(z, np.uint64(factor), out=z)
+        parts.append(np.flatnonzero(z >= floors[i : i + rows]) + i * size)
+    return np.concatenate(parts)
 
 
 def _reaching(start: Words, steps: Words, floor: Words, places: Words) -> Words:

@@ -24,6 +24,8 @@ from draftwing.engine.selection import Peaks, best_of, nonzero
 _CHUNK = 1 << 26  # logits processed at once; bounds memory
 _CPU_CHUNK = 1 << 20  # fewer, so that they stay in a cache
 _HEAD = 32
+_SAMPLED = 32  # of so many blocks one is looked at
+_CROWDED = 0.15  # share of entries in reach above which hashing all is cheaper than finding them
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def _noisy_best(peaks: Peaks, rows: SampleRows, cut: Cut | None) -> torch.Tensor
     """Token [R] with the highest value + noise among the kept entries, exactly, from little noise.
 
     The best noisy score b of some high entries bounds the rest: an entry below b - MAX_GUMBEL can't win whatever its
-    noise, and of the others only those count whose raw draw could lift the maximum of their block to b.
+    noise, and of the others only those count whose raw draw could lift the maximum of their block to b. Where most
+    entries are in reach (a high temperature) those that are not are hashed with them.
     """
     keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
     stream = to_device(streams(keys, rows.positions), peaks.maximum)
@@ -113,10 +116,14 @@ def _noisy_best(peaks: Peaks, rows: SampleRows, cut: Cut | None) -> torch.Tensor
 
     # Room for the rounding of value + noise in float32, which grows with the value.
     reach = best - (best.abs() + 2 * MAX_GUMBEL) * 1e-6
-    blocks, inside = peaks.search(reach - MAX_GUMBEL if cut is None else torch.maximum(reach - MAX_GUMBEL, cut.value))
+    floor = reach - MAX_GUMBEL if cut is None else torch.maximum(reach - MAX_GUMBEL, cut.value)
+    blocks = peaks.blocks(floor)
     row, block = blocks // peaks.maxima.shape[1], blocks % peaks.maxima.shape[1]
     least = least_draw(reach[row] - peaks.maxima.flatten()[blocks])
-    found = peaks.entries(blocks, reaching(stream[row], block * peaks.size, least, inside, peaks.size))
+    some = blocks[::_SAMPLED]
+    crowded = len(peaks.inside(some, floor)) > _CROWDED * len(some) * peaks.size
+    places = None if crowded else peaks.inside(blocks, floor)
+    found = peaks.entries(blocks, reaching(stream[row], block * peaks.size, least, places, peaks.size))
     if cut is not None:
         found = found.take(nonzero(cut.keeps(found.ids, found.values, found.rows)))
     return best_of(found, found.values + gumbel_of(draws(stream[found.rows], found.ids)), len(rows))

@@ -100,8 +100,16 @@ class Peaks:
 
     def search(self, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What `above` says, as `entries` takes it."""
+        blocks = self.blocks(floor)
+        return blocks, self.inside(blocks, floor)
+
+    def blocks(self, floor: torch.Tensor) -> torch.Tensor:
+        """Blocks, as indexes into [R * P], whose maximum is >= floor [R] and not -inf."""
+        return nonzero(at_least(self.maxima, floor.clamp_min(LOWEST)).flatten())
+
+    def inside(self, blocks: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+        """Which entries of [len(blocks), size] are >= floor [R], and perhaps some that are lower by rounding."""
         floor = floor.clamp_min(LOWEST)
-        blocks = nonzero(at_least(self.maxima, floor).flatten())
         if self.divisors is not None:
             # Numerators are compared, so the floor gets room for the rounding of both quotient and product.
             floor = floor * self.divisors
@@ -113,7 +121,7 @@ class Peaks:
             nonzero(at_least(raw.index_select(0, blocks[i : i + step]), floors[i : i + step]).flatten()) + i * self.size
             for i in range(0, len(blocks), step)
         ]
-        return blocks, torch.cat(parts) if parts else blocks
+        return torch.cat(parts) if parts else blocks
 
     def entries(self, blocks: torch.Tensor, inside: torch.Tensor) -> Entries:
         """Entries by their indexes into [len(blocks), size]; blocks are indexes into [R * P]."""

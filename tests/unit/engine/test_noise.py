@@ -118,3 +118,5 @@ def test_reaching_is_a_comparison_of_draws(size: int) -> None:
     wanted = draws(stream[run], first[run] + places % size) >= least[run]
     assert torch.equal(reaching(stream, first, least, places, size), places[wanted])
     assert 0 < wanted.sum() < len(places)
+    every = torch.arange(runs * size)
+    assert torch.equal(reaching(stream, first, least, None, size), reaching(stream, first, least, every, size))
