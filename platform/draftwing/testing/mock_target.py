@@ -108,13 +108,17 @@ def clean_digest(path: Sequence[int]) -> int:
 class MockTarget:
     """Implements the engine's `Runner` over `slots` cache rows; `logits_after` is the same model without a cache.
 
-    forwards, rows: counted since the start.
+    forwards, rows: counted since the start. twins_may_write: sequences that share a block may both write the same row
+    in one forward.
     """
 
-    def __init__(self, behaviour: MockBehaviour | None = None, *, slots: int = 4096) -> None:
+    def __init__(
+        self, behaviour: MockBehaviour | None = None, *, slots: int = 4096, twins_may_write: bool = False
+    ) -> None:
         self.behaviour = behaviour or MockBehaviour()
         self.vocab_size = self.behaviour.vocab_size
         self.slots = slots
+        self._twins_may_write = twins_may_write
         self.forwards = 0
         self.rows = 0
         self._digests: dict[int, tuple[int, int]] = {}  # slot -> (digest, token)
@@ -148,11 +152,11 @@ class MockTarget:
             if not -1 <= parent < i:
                 raise MockCacheError(f"row {i} has parent {parent}; parents come first")
             self._check(slot, token)
-            if slot in written:
-                raise MockCacheError(f"slot {slot} is written twice in one forward")
             before, prefix = (seen, path) if parent < 0 else after[parent]
             position = len(prefix)
             digest = _digest(token, position, before)
+            if slot in written and not (self._twins_may_write and written[slot] == (digest, token)):
+                raise MockCacheError(f"slot {slot} is written twice in one forward")
             written[slot] = (digest, token)
             digests.append(digest)
             after.append(((before + _scramble(digest + position)) & _MASK, (*prefix, token)))
