@@ -18,7 +18,7 @@ NEVER_SAVED = 10000.0  # rope_theta where a config is silent
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """dims: the transformer's own fields. layer_ids: None where the file names none. flags: as published."""
+    """dims: the transformer's own fields. uses_aux: EAGLE-3 takes hidden states of several layers, not the last."""
 
     dims: Mapping[str, Any]
     eps: float
@@ -37,6 +37,8 @@ def read_eagle_config(config: Mapping[str, Any], rope_theta: float | None = None
     nested = config.get("eagle_config") or {}
     speculators = config.get("speculators_model_type") is not None
     hidden, heads = _size(dims, "hidden_size"), _size(dims, "num_attention_heads")
+    if (act := dims.get("hidden_act", "silu")) != "silu":
+        raise ConfigError(f"the drafter's config.json has hidden_act {act!r}; expected 'silu'")
     # SpecForge writes norm_output too, and means the norm before its head by it.
     means_recycling = "LlamaForCausalLMEagle3" not in (config.get("architectures") or ())
     return EagleConfig(

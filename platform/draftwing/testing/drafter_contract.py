@@ -29,6 +29,8 @@ from draftwing.testing.run_engine import make_engine, run_to_end
 
 VOCAB_SIZE = 64
 CONTEXT_LENGTH = 512
+BLOCK_TOKENS, LIVES = 16, 64
+BLOCKS = CONTEXT_LENGTH // BLOCK_TOKENS  # of one sequence
 CHAIN, WIDE, TREE = DraftShape((1,) * 4, 4), DraftShape((3, 1, 1), 9), DraftShape((3, 2, 2), 12)
 
 MakeDrafter = Callable[[], Drafter]
@@ -37,6 +39,7 @@ Features = Callable[[SequenceView, int, int], FeatureRows | None]
 
 def bound(drafter: Drafter, vocab_size: int = VOCAB_SIZE) -> Drafter:
     drafter.bind(TargetInfo(vocab_size=vocab_size, context_length=CONTEXT_LENGTH, eos_token_ids=(0,)))
+    drafter.reserve(LIVES * BLOCKS, BLOCK_TOKENS)
     return drafter
 
 
@@ -69,6 +72,7 @@ class Life:
     def __post_init__(self) -> None:
         params = SamplingParams(max_tokens=400, temperature=self.temperature, seed=self.seed)
         self.view = View(f"life-{self.seed}", text(self.seed, self.prompt_len), self.prompt_len, params)
+        self.view.table = list(range(self.seed % LIVES * BLOCKS, (self.seed % LIVES + 1) * BLOCKS))
 
     def rows(self, start: int, stop: int) -> list[FeatureRows] | None:
         rows = self.features(self.view, start, stop)

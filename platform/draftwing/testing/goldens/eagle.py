@@ -104,7 +104,7 @@ def _numbers(case: Case, verdict: Verdict, drafter: Recording, features: torch.T
     if "prefix_logits_target_ids" in case.tensors:
         ids = np.arange(case.tensor("prefix_logits").shape[1]) if head.target_ids is None else head.target_ids.numpy()
         verdict.equal("target ids", ids, case.tensor("prefix_logits_target_ids"))
-    first = int(case.args.get("first_position", 0))
+    first = int(case.tensors["draft_positions"][0]) if "draft_positions" in case.tensors else 0
     tokens, at = case.tensor("draft_input_ids"), 0
     hidden = head.fuse(_split(drafter, features))
     steps = len(case.tensor("step_hidden"))
