@@ -18,7 +18,7 @@ OURS = {"draftwing", "draftwing_serve", "tests"}
 # Parts of pydantic that it ships as distributions of their own, and pins.
 PART_OF = {"annotated-types": "pydantic", "pydantic-core": "pydantic"}
 SOURCES = [
-    ("platform/draftwing", ()),
+    ("platform/draftwing", ("bench",)),  # imported where it is used, after a message that names the extra
     ("platform/draftwing/testing", ("testing",)),
     ("deployments/draftwing_serve", ("serve",)),
     ("examples", ("demo",)),
