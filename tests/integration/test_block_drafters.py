@@ -33,7 +33,7 @@ def engine(head: str | None, mode: str, tokens: int = 2048, **limits: Any) -> En
         "drafters": drafters,
         "policy": {"mode": mode},
         "limits": {"prefill_chunk": 7, "sequences": 4, "batch_tokens": 64, "context": 128, **limits},
-        "cache": {"tokens": tokens},
+        "cache": {"tokens": tokens, "block_tokens": 4},
     }
     return build_engine(Config.model_validate(document))
 
@@ -76,7 +76,7 @@ def test_output_is_that_of_plain_decoding(head: str, mode: str, kind: str) -> No
 @pytest.mark.parametrize("head", HEADS)
 def test_a_prefix_hit_is_context_too(head: str) -> None:
     drafting = engine(head, "fixed:k=5")
-    asked = requests(KINDS["greedy"])[-1:]
+    asked = requests(KINDS["greedy"])[3:4]
     first = decode(drafting, asked)
     drafter = block_drafter(drafting)
     before, accepted = drafter.caught_up, drafting.counters.accepted_tokens
