@@ -27,9 +27,6 @@ DEFAULT_MODE = "fixed:k=4"
 PLANNED_METHODS = (
     "medusa",
     "mtp",
-    "dflash",
-    "dflash2",
-    "dspark",
 )
 
 

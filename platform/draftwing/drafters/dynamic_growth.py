@@ -43,13 +43,21 @@ class DynamicGrowth:
         """Of candidates, -1 the root."""
         return self._parents[nodes]
 
-    def add(self, tokens: IntArray, confidences: FloatArray, shape: DraftShape, vocab_size: int) -> None:
+    def add(
+        self,
+        tokens: IntArray,
+        confidences: FloatArray,
+        shape: DraftShape,
+        vocab_size: int,
+        frontier: int | None = None,
+    ) -> None:
         """Give the frontier its children, best first: tokens and confidences [M, W or more], W the level's branching.
 
-        confidences: probability of each given its parent.
+        confidences: probability of each given its parent. frontier: most nodes that may have children in turn; None:
+        as many as the next level's branching.
         """
         width = min(shape.branching[self.depth], tokens.shape[1])
-        wider = shape.branching[min(self.depth + 1, shape.depth - 1)]
+        wider = shape.branching[min(self.depth + 1, shape.depth - 1)] if frontier is None else frontier
         new, sure = tokens[:, :width], confidences[:, :width].astype(np.float32, copy=False)
         above = self._scores[self.frontier] if self.depth else np.zeros(1, dtype=np.float32)
         with np.errstate(divide="ignore"):

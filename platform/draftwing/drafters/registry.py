@@ -29,6 +29,9 @@ BUILT_IN = {
     "eagle": "draftwing.drafters.eagle:EAGLE",
     "eagle2": "draftwing.drafters.eagle:EAGLE2",
     "eagle3": "draftwing.drafters.eagle:EAGLE3",
+    "dflash": "draftwing.drafters.dflash:DFLASH",
+    "dflash2": "draftwing.drafters.dflash:DFLASH2",
+    "dspark": "draftwing.drafters.dflash:DSPARK",
 }
 
 

@@ -12,9 +12,9 @@ Check = Callable[[Case], Verdict]
 # A kind's module has `check(case) -> Verdict`; None: no part of Draftwing can run this kind yet.
 KINDS: dict[str, str | None] = {
     "acceptance": "acceptance",
-    "dflash": None,
-    "dflash2": None,
-    "dspark": None,
+    "dflash": "blocks",
+    "dflash2": "blocks",
+    "dspark": "blocks",
     "eagle1": "eagle",
     "eagle2_tree": "eagle2_tree",
     "eagle3": "eagle",

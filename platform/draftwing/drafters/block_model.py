@@ -1,0 +1,146 @@
+"""A published block drafter, whole: its network, the embedding and head it brings or shares, and its choice.
+
+Shapes: G blocks, B rows of each, M nodes, D their depth, V target vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from draftwing.core import IntArray
+from draftwing.drafters.base import CheckpointReader, TargetInfo
+from draftwing.drafters.block_backbone import Backbone, BlockPlace, Pages
+from draftwing.drafters.block_choice import Choice, Confidence, Markov, Selector, alone
+from draftwing.drafters.block_config import read_config
+from draftwing.drafters.weights import Weights
+from draftwing.errors import ConfigError
+
+# Prefixes that other publishers of the same network use.
+ALIASES = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "context_proj.": "fc.",
+    "context_norm.": "hidden_norm.",
+    "final_norm.": "norm.",
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+}
+MARKS = {"dflash2": "candidate_selector.hidden_projection.weight", "dspark": "markov_head.markov_w1.weight"}
+
+
+class BlockModel:
+    """ConfigError where the checkpoint isn't one of the method, or doesn't fit the target."""
+
+    def __init__(self, method: str, target: TargetInfo, checkpoint: CheckpointReader) -> None:
+        if target.model is None:
+            raise ConfigError(f"method {method} needs the target's hidden states; it can't run beside another process")
+        dtype: torch.dtype = getattr(torch, target.dtype)
+        weights = Weights(checkpoint, torch.device(target.device), dtype, ALIASES)
+        _right_method(method, weights)
+        features = weights.take("fc.weight", None, None).shape[1]
+        if features % target.hidden_size:
+            raise ConfigError(
+                f"the drafter's fc takes {features} numbers; expected a multiple of the target's hidden size "
+                f"{target.hidden_size}"
+            )
+        self.config = config = read_config(
+            checkpoint.config,
+            method=method,
+            features=features // target.hidden_size,
+            layers=weights.count("layers"),
+            target_layers=target.layers,
+        )
+        self.backbone = Backbone(weights, config, target.hidden_size)
+        self._embedding = _embedding(weights, target.model, config.hidden_size)
+        if config.mask_token_id >= len(self._embedding):
+            raise ConfigError(
+                f"the drafter's mask_token_id is {config.mask_token_id}; expected 0 to {len(self._embedding) - 1}"
+            )
+        self._mask = self._embedding[config.mask_token_id]
+        if "mask_embedding" in weights:
+            self._mask = weights.take("mask_embedding", config.hidden_size)
+        self._head, self._ids = _head(weights, target, config.hidden_size)
+        outputs = int(self._head.out_features)  # type: ignore[arg-type]
+        self._choice: Choice = alone
+        markov = None
+        if method == "dflash2":
+            self._choice = Selector(weights, config, outputs)
+        elif MARKS["dspark"] in weights:
+            self._choice = markov = Markov(weights, config, len(self._embedding), outputs)
+        self._confidence = Confidence(weights, config, markov) if "confidence_head.proj.weight" in weights else None
+        self._vocab_size = target.vocab_size
+        self.dtype = dtype
+        checkpoint.skip(name for name in ("t2d",) if name in weights)  # the inverse of d2t
+
+    @property
+    def predicts_confidence(self) -> bool:
+        return self._confidence is not None
+
+    def hidden(self, anchors: IntArray, places: Seq[BlockPlace], pages: Pages) -> Tensor:
+        """The hidden states of the rows that predict, after each anchor's token: [G, D, H]."""
+        found: Tensor = self.backbone(self.embed(anchors), places, pages)
+        return found[:, self.config.first_slot :]
+
+    def embed(self, anchors: IntArray) -> Tensor:
+        """Blocks that begin with these tokens and are masks from there on: [G, B, H]."""
+        rows = self._mask.expand(len(anchors), self.config.block_size, -1).clone()
+        rows[:, 0] = embedding(torch.from_numpy(anchors).to(rows.device), self._embedding)
+        return rows * self.config.input_embedding_scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., draft vocabulary], of each row alone; outputs that are no token are left out."""
+        logits: Tensor = self._head(hidden) * self.config.output_multiplier
+        if self._ids is None:
+            logits = logits[..., : self._vocab_size]
+        cap = self.config.final_logit_softcapping
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def children(self, logits: Tensor, hidden: Tensor, path: Tensor) -> Tensor:
+        """The logits of nodes' children over the target's vocabulary, [M, V]; arguments as for `Choice`."""
+        chosen = self._choice(logits, hidden, path)
+        if self._ids is None:
+            return chosen
+        return chosen.new_full((len(chosen), self._vocab_size), -torch.inf).index_copy_(1, self._ids, chosen)
+
+    def confidence(self, hidden: Tensor, path: Tensor) -> Tensor | None:
+        """The probability that each node's first child is accepted [M]; None where the drafter predicts none."""
+        return None if self._confidence is None else self._confidence(hidden, path).sigmoid()
+
+
+def _right_method(method: str, weights: Weights) -> None:
+    found = next((name for name, mark in MARKS.items() if mark in weights), None)
+    if (found or "dflash") != method and (found, method) != (None, "dspark"):
+        raise ConfigError(f"method is {method!r}, but the checkpoint is one of method {found or 'dflash'!r}")
+
+
+def _embedding(weights: Weights, target: nn.Module, size: int) -> Tensor:
+    if "embed_tokens.weight" in weights:
+        return weights.take("embed_tokens.weight", None, size)
+    found: Tensor = target.get_input_embeddings().weight  # type: ignore[operator]
+    if found.shape[1] != size:
+        raise ConfigError(f"the drafter's hidden_size is {size}, but the target's embedding has {found.shape[1]}")
+    return found.detach()
+
+
+def _head(weights: Weights, target: TargetInfo, size: int) -> tuple[nn.Module, Tensor | None]:
+    """The head, and the target's id of each of its outputs; None: the same."""
+    if "lm_head.weight" not in weights:
+        assert target.model is not None
+        head: nn.Module = target.model.get_output_embeddings()  # type: ignore[operator]
+        if head.in_features != size:
+            raise ConfigError(f"the drafter's hidden_size is {size}, but the target's head takes {head.in_features}")
+        return head, None
+    own = weights.linear("lm_head", size, None)
+    if "d2t" not in weights:
+        return own, None
+    ids = torch.arange(own.out_features, device=own.weight.device) + weights.take("d2t", own.out_features).long()
+    if ids.min() < 0 or ids.max() >= target.vocab_size or len(set(ids.tolist())) != len(ids):
+        raise ConfigError(
+            f"the drafter's d2t leads to ids from {int(ids.min())} to {int(ids.max())}; expected different ids from "
+            f"0 to {target.vocab_size - 1}"
+        )
+    return own, ids
