@@ -29,6 +29,7 @@ BUILT_IN = {
     "eagle": "draftwing.drafters.eagle:EAGLE",
     "eagle2": "draftwing.drafters.eagle:EAGLE2",
     "eagle3": "draftwing.drafters.eagle:EAGLE3",
+    "medusa": "draftwing.drafters.medusa:METHOD",
 }
 
 
