@@ -25,7 +25,6 @@ Count = Annotated[int, Field(ge=1, le=65536)]
 
 DEFAULT_MODE = "fixed:k=4"
 PLANNED_METHODS = (
-    "medusa",
     "mtp",
 )
 

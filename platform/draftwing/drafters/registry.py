@@ -32,6 +32,7 @@ BUILT_IN = {
     "dflash": "draftwing.drafters.dflash:DFLASH",
     "dflash2": "draftwing.drafters.dflash:DFLASH2",
     "dspark": "draftwing.drafters.dflash:DSPARK",
+    "medusa": "draftwing.drafters.medusa:METHOD",
 }
 
 

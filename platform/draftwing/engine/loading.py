@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +111,17 @@ def context_length(folder: ModelFolder, config: Any) -> int:
     return length
 
 
-def _check_report(folder: ModelFolder, report: hf.LoadingReport) -> None:
+def _unknown(names: tuple[str, ...], layers: int) -> tuple[str, ...]:
+    """Without the weights of drafting heads that are published inside of their target's checkpoint."""
+    heads = re.compile(r"medusa_head\.|mtp\.|model\.mtp_layers\.|model\.layers\.(\d+)\.")
+    found = [(name, heads.match(name)) for name in names]
+    return tuple(name for name, m in found if m is None or (m[1] is not None and int(m[1]) < layers))
+
+
+def _check_report(folder: ModelFolder, report: hf.LoadingReport, layers: int) -> None:
     for names, what in (
         (report.missing, "lacks weights that the model needs"),
-        (report.unexpected, "holds weights that the model does not know"),
+        (_unknown(report.unexpected, layers), "holds weights that the model does not know"),
         (report.mismatched, "holds weights of a shape that does not fit its config.json"),
     ):
         if names:
@@ -181,7 +189,7 @@ def load_target(
         attention=attn_implementation,
         trust_remote_code=trust_remote_code,
     )
-    _check_report(folder, report)
+    _check_report(folder, report, int(text.num_hidden_layers))
     return LoadedTarget(
         model=model.eval().requires_grad_(False),
         config=text,

@@ -21,7 +21,7 @@ KINDS: dict[str, str | None] = {
     "eagle3_speculators": "eagle",
     "hf_greedy": "hf_greedy",
     "logits_processors": "logits_processors",
-    "medusa": None,
+    "medusa": "medusa",
     "mtp_deepseek": None,
     "mtp_qwen3_next": None,
     "ngram": "ngram",
