@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from draftwing.drafters.base import FeatureRows, SequenceView, TargetInfo
 from draftwing.drafters.block_drafter import BlockDrafter
 from draftwing.drafters.checkpoint import open_checkpoint
+from draftwing.testing import drafter_contract
 from draftwing.testing.drafter_contract import (
     CHAIN,
     CONTEXT_LENGTH,
@@ -81,7 +82,7 @@ class Stored:
 def drafter_of(case: str, threshold: float = 0.0, **config: Any) -> BlockDrafter:
     drafter = BlockDrafter(CASES[case], threshold)
     drafter.bind(INFO, Stored(case, **config))
-    drafter.reserve(4 * BLOCKS_EACH, BLOCK_TOKENS)
+    drafter.reserve(drafter_contract.LIVES * drafter_contract.BLOCKS, drafter_contract.BLOCK_TOKENS)
     return drafter
 
 
