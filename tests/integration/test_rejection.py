@@ -52,7 +52,7 @@ class Drawing(TokenDrafter):
         return [self._draft(s, shape) for s, shape in zip(sequences, plan.shapes, strict=True)]
 
     def _draft(self, sequence: SequenceView, shape: Any) -> DraftTree:
-        growth = Growth()
+        growth = Growth(shape)
         state = SamplerState.create(sequence.params, sequence.tokens[: sequence.prompt_len], choice=sequence.choice)
         for depth, width in enumerate(shape.branching):
             logits = np.stack([draft_logits((*sequence.tokens, *path)) for path in growth.paths.tolist()])
@@ -60,10 +60,10 @@ class Drawing(TokenDrafter):
                 positions = np.full(len(logits), len(sequence.tokens) + depth)
                 rows = SampleRows([state], np.zeros(len(logits), dtype=np.int64), positions)
                 found = children(torch.from_numpy(logits), rows, width)
-                growth.add(found.tokens, found.confidences, shape, VOCAB, found.sources)
+                growth.add(found.tokens, found.confidences, VOCAB, found.sources)
             else:
                 best = np.argsort(-logits, axis=1)
-                growth.add(best, np.ones(best.shape, dtype=np.float32), shape, VOCAB)
+                growth.add(best, np.ones(best.shape, dtype=np.float32), VOCAB)
         return growth.tree()
 
 

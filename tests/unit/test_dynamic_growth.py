@@ -14,22 +14,23 @@ from draftwing.drafters.tree import depths
 @given(top_k=st.integers(1, 5), depth=st.integers(1, 4), nodes=st.integers(0, 40), seed=st.integers(0, 999))
 def test_no_candidate_left_out_is_better(top_k: int, depth: int, nodes: int, seed: int) -> None:
     draw, shape, vocab = np.random.default_rng(seed), DraftShape((top_k,) * depth, nodes), 12
-    growth, candidates = DynamicGrowth(), 0
+    growth, everything, candidates = DynamicGrowth(shape), DynamicGrowth(DraftShape(shape.branching, 10_000)), 0
     for level in range(depth):
-        assert growth.depth == level
-        tokens = np.array([draw.permutation(vocab + 1)[:top_k] for _ in range(growth.width)])
+        assert growth.paths.shape[1] == level
+        tokens = np.array([draw.permutation(vocab + 1)[:top_k] for _ in range(len(growth.frontier))])
         sure = -np.sort(-draw.random(tokens.shape).astype(np.float32), axis=1)
-        growth.add(tokens, sure, shape, vocab)
+        growth.add(tokens, sure, vocab)
+        everything.add(tokens, sure, vocab)
         candidates += int((tokens < vocab).sum())
-        assert growth.width <= top_k
-        if not growth.width:
+        assert len(growth.frontier) <= top_k
+        if not len(growth.frontier):
             break
-    everything, tree = growth.tree(10_000), growth.tree(nodes)
-    assert len(everything) == candidates
+    everyone, tree = everything.tree(), growth.tree()
+    assert len(everyone) == candidates
     assert len(tree) == min(nodes, candidates)
     assert (tree.parents < np.arange(len(tree))).all()
     assert len(tree) == 0 or depths(tree.parents).max() <= depth
-    assert (everything.tokens < vocab).all()
+    assert (everyone.tokens < vocab).all()
 
     def scores(of: object) -> list[float]:
         found: list[float] = []
@@ -37,16 +38,16 @@ def test_no_candidate_left_out_is_better(top_k: int, depth: int, nodes: int, see
             found.append(float(np.log(sure)) + (found[parent] if parent >= 0 else 0.0))
         return found
 
-    best = sorted(scores(everything), reverse=True)[: len(tree)]
+    best = sorted(scores(everyone), reverse=True)[: len(tree)]
     np.testing.assert_allclose(sorted(scores(tree), reverse=True), best, rtol=1e-5)
 
 
 def test_the_frontier_is_the_best_of_all_children() -> None:
-    growth, shape = DynamicGrowth(), DraftShape((2, 2, 2), 5)
-    growth.add(np.array([[4, 5]]), np.array([[0.6, 0.3]]), shape, 10)
-    growth.add(np.array([[1, 2], [3, 6]]), np.array([[0.5, 0.4], [0.9, 0.05]]), shape, 10)
+    growth = DynamicGrowth(DraftShape((2, 2, 2), 5))
+    growth.add(np.array([[4, 5]]), np.array([[0.6, 0.3]]), 10)
+    growth.add(np.array([[1, 2], [3, 6]]), np.array([[0.5, 0.4], [0.9, 0.05]]), 10)
     # 0.6 * 0.5 and 0.3 * 0.9 beat 0.6 * 0.4
     assert growth.paths.tolist() == [[4, 1], [5, 3]]
-    growth.add(np.array([[7, 8], [9, 0]]), np.array([[0.2, 0.1], [0.3, 0.2]]), shape, 10)
-    assert growth.tree(5).tokens.tolist() == [4, 5, 1, 2, 3]
-    assert growth.tree(5).parents.tolist() == [-1, -1, 0, 0, 1]
+    growth.add(np.array([[7, 8], [9, 0]]), np.array([[0.2, 0.1], [0.3, 0.2]]), 10)
+    assert growth.tree().tokens.tolist() == [4, 5, 1, 2, 3]
+    assert growth.tree().parents.tolist() == [-1, -1, 0, 0, 1]

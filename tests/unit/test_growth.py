@@ -19,12 +19,12 @@ VOCAB = 9
 )
 def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
     shape, draw = DraftShape(branching, nodes), np.random.default_rng(seed)
-    growth, tokens, parents, confidences = Growth(), [], [], []  # type: ignore[var-annotated]
+    growth, tokens, parents, confidences = Growth(shape), [], [], []  # type: ignore[var-annotated]
     frontier: list[int] = [-1]
     for width in branching:
         offered = draw.integers(0, VOCAB + 2, (len(frontier), max(branching)))  # some are outside of the vocabulary
         sure = draw.random(offered.shape).astype(np.float32)
-        growth.add(offered, sure, shape, VOCAB)
+        growth.add(offered, sure, VOCAB)
         grown = []
         for node, row, chances in zip(frontier, offered.tolist(), sure.tolist(), strict=True):
             for token, chance in zip(row[:width], chances, strict=False):
@@ -35,7 +35,6 @@ def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
                     confidences.append(chance)
         frontier = grown
         assert growth.frontier.tolist() == frontier
-        assert growth.width == len(frontier)
         for node, path in zip(frontier, growth.paths.tolist(), strict=True):
             above: list[int] = []
             while node >= 0:
@@ -51,4 +50,4 @@ def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
 
 
 def test_nothing_grown_is_the_empty_draft() -> None:
-    assert len(Growth().tree()) == 0
+    assert len(Growth(DraftShape()).tree()) == 0

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray, StepPlan
+from draftwing.core import DraftShape, DraftTree, FloatArray, IntArray, StepPlan
 from draftwing.drafters.base import (
     ALONE,
     Accepted,
@@ -35,9 +35,9 @@ from draftwing.drafters.block_model import BlockModel
 from draftwing.drafters.children import children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
-from draftwing.drafters.growth import Growth
+from draftwing.drafters.growth import Growth, level_rows, most_children, owners, share
 from draftwing.drafters.sampled import Sampled
-from draftwing.engine.processors import SampleRows, SamplerState
+from draftwing.engine.processors import SamplerState
 from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
 
@@ -70,21 +70,10 @@ class Growing:
     """
 
     sampler: SamplerState
-    shape: DraftShape
     root: int
     length: int
     place: BlockPlace
     growth: DynamicGrowth | Growth
-
-    def add(self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources) -> None:
-        if isinstance(self.growth, Growth):
-            self.growth.add(tokens, confidences, self.shape, vocab_size, sources)
-        else:
-            self.growth.add(tokens, confidences, self.shape, vocab_size, self.shape.nodes)
-
-    def tree(self) -> DraftTree:
-        tree = self.growth.tree() if isinstance(self.growth, Growth) else self.growth.tree(self.shape.nodes)
-        return tree if len(tree) else DraftTree.empty()
 
 
 class BlockDrafter:
@@ -162,7 +151,7 @@ class BlockDrafter:
             drafts = [self._start(sequences[i], bases[i], plan.shapes[i], place) for place, i in enumerate(part)]
             self._grow(drafts)
             for i, draft in zip(part, drafts, strict=True):
-                trees[i] = draft.tree()
+                trees[i] = draft.growth.tree()
         return trees
 
     @torch.inference_mode()
@@ -232,48 +221,38 @@ class BlockDrafter:
         root = base[-1] if base else sequence.tokens[-1]
         shape = shape.cut(self._model.config.depth, shape.nodes)
         located = BlockPlace(length - 1, state.first, context, scratch)
-        growth = Growth() if self._target.rejection else DynamicGrowth()
-        return Growing(state.sampled.follow(sequence), shape, root, length, located, growth)
+        growth = Growth(shape) if self._target.rejection else DynamicGrowth(shape, widest=shape.nodes)
+        return Growing(state.sampled.follow(sequence), root, length, located, growth)
 
     def _grow(self, drafts: Seq[Growing]) -> None:
         roots = np.array([draft.root for draft in drafts], dtype=np.int64)
-        depth = max(draft.shape.depth for draft in drafts)
+        depth = max(draft.growth.shape.depth for draft in drafts)
         hidden = self._model.hidden(roots, [draft.place for draft in drafts], self._pages)[:, :depth]
         logits = self._model.logits(hidden)
         for level in range(depth):
-            growing = [i for i, d in enumerate(drafts) if d.growth.width and level < d.shape.depth]
+            growing = [i for i, d in enumerate(drafts) if len(d.growth.frontier) and level < d.growth.shape.depth]
             if growing:
                 self._level([drafts[i] for i in growing], np.array(growing), level, hidden, logits)
 
     def _level(self, drafts: Seq[Growing], blocks: IntArray, level: int, hidden: Tensor, logits: Tensor) -> None:
         """Give every frontier node of these drafts, whose blocks are given, its children."""
-        owner = np.repeat(np.arange(len(drafts)), [draft.growth.width for draft in drafts])
-        drafted = np.concatenate([draft.growth.paths for draft in drafts])
+        growths = [draft.growth for draft in drafts]
+        owner = owners(growths)
         roots = np.array([draft.root for draft in drafts], dtype=np.int64)[owner]
+        drafted = np.concatenate([growth.paths for growth in growths])
         block = torch.from_numpy(blocks[owner]).to(hidden.device)
         path = torch.from_numpy(np.concatenate([roots[:, None], drafted], 1)).to(hidden.device)
         rows = hidden[block, : level + 1]
         values = self._model.children(logits[block, level], rows, path)
-        sample_rows = SampleRows(
-            sequences=[draft.sampler for draft in drafts],
-            seq_of_row=owner,
-            positions=np.array([draft.length for draft in drafts], dtype=np.int64)[owner] + level,
-            path_rows=np.repeat(np.arange(len(owner)), level),
-            path_tokens=drafted.ravel(),
-        )
-        found = children(values, sample_rows, max(draft.shape.branching[level] for draft in drafts))
+        sample_rows = level_rows(growths, [draft.sampler for draft in drafts], [draft.length for draft in drafts])
+        found = children(values, sample_rows, most_children(growths))
         predicted = self._model.confidence(rows, path)
         sure = found.confidences
         if predicted is not None:
             sure = predicted_shares(sure, predicted.cpu().numpy(), self._threshold)
         # What has no probability is no child: ids beyond the vocabulary are left out.
         tokens = np.where(sure > 0, found.tokens, self._target.vocab_size)
-        row = 0
-        for draft in drafts:
-            part = slice(row, row + draft.growth.width)
-            sources = DraftSources(found.sources.ids[part], found.sources.weights[part])
-            draft.add(tokens[part], sure[part], self._target.vocab_size, sources)
-            row = part.stop
+        share(growths, tokens, sure, self._target.vocab_size, found.sources if self._target.rejection else None)
 
 
 def predicted_shares(shares: FloatArray, predicted: FloatArray, threshold: float) -> FloatArray:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftTree, FloatArray, IntArray
+from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
 
 NEVER = -np.inf  # the score of an id outside of the vocabulary
 
 
 class DynamicGrowth:
-    """As `Growth`, but `branching` bounds a level's frontier too, and `nodes` only what `tree` keeps.
+    """As `Growth`, but the node budget bounds only what `tree` keeps, and a level's frontier is bounded instead.
 
-    frontier [M]: candidates by index, best first. paths [M, D]: tokens from the root, which is excluded, to each.
+    frontier [M]: candidates by index, best first. widest: most of them, None: as many as the next level's branching.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: DraftShape, widest: int | None = None) -> None:
+        self.shape = shape
+        self._widest = widest
         self._tokens: IntArray = np.empty(0, dtype=np.int64)
         self._parents: IntArray = np.empty(0, dtype=np.int64)
         self._confidences: FloatArray = np.empty(0, dtype=np.float32)
@@ -32,34 +34,22 @@ class DynamicGrowth:
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
 
     @property
-    def width(self) -> int:
-        return len(self.frontier)
-
-    @property
-    def depth(self) -> int:
-        return int(self.paths.shape[1])
+    def ended(self) -> bool:
+        return self.paths.shape[1] >= self.shape.depth or not len(self.frontier)
 
     def parents(self, nodes: IntArray) -> IntArray:
-        """Of candidates, -1 the root."""
         return self._parents[nodes]
 
     def add(
-        self,
-        tokens: IntArray,
-        confidences: FloatArray,
-        shape: DraftShape,
-        vocab_size: int,
-        frontier: int | None = None,
+        self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
     ) -> None:
-        """Give the frontier its children, best first: tokens and confidences [M, W or more], W the level's branching.
-
-        confidences: probability of each given its parent. frontier: most nodes that may have children in turn; None:
-        as many as the next level's branching.
-        """
-        width = min(shape.branching[self.depth], tokens.shape[1])
-        wider = shape.branching[min(self.depth + 1, shape.depth - 1)] if frontier is None else frontier
+        if sources is not None:
+            raise ValueError("a tree of the likeliest nodes can't be verified by rejection: what stays depends on them")
+        depth, branching = self.paths.shape[1], self.shape.branching
+        width = min(branching[depth], tokens.shape[1])
+        wider = branching[min(depth + 1, len(branching) - 1)] if self._widest is None else self._widest
         new, sure = tokens[:, :width], confidences[:, :width].astype(np.float32, copy=False)
-        above = self._scores[self.frontier] if self.depth else np.zeros(1, dtype=np.float32)
+        above = self._scores[self.frontier] if depth else np.zeros(1, dtype=np.float32)
         with np.errstate(divide="ignore"):
             scores = np.where(new < vocab_size, above[:, None] + np.log(sure), NEVER).ravel()
         order = np.argsort(-scores, kind="stable")[:wider]
@@ -73,9 +63,9 @@ class DynamicGrowth:
         self._confidences = np.concatenate([self._confidences, sure.ravel()])
         self._scores = np.concatenate([self._scores, scores])
 
-    def tree(self, nodes: int) -> DraftTree:
-        """The best `nodes` candidates, in the order in which they were proposed."""
-        best = np.argsort(-self._scores, kind="stable")[:nodes]
+    def tree(self) -> DraftTree:
+        """The best candidates within the node budget, in the order in which they were proposed."""
+        best = np.argsort(-self._scores, kind="stable")[: self.shape.nodes]
         keep = np.sort(best[self._scores[best] > NEVER])
         place = np.full(len(self._tokens) + 1, -1, dtype=np.int64)
         place[keep] = np.arange(len(keep))

@@ -19,16 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwing.core import DraftShape, DraftSources, DraftTree, IntArray, StepPlan
+from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
 from draftwing.drafters.children import children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
-from draftwing.drafters.growth import Growth
+from draftwing.drafters.growth import Growth, level_rows, most_children, share
+from draftwing.drafters.sampled import Sampled
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.engine.batch import SequenceRows, build, chain_parents
-from draftwing.engine.processors import SampleRows, SamplerState
+from draftwing.engine.processors import SamplerState
 from draftwing.engine.runner import kv_bytes_per_slot
 
 LAG = 512  # rows of one sequence that wait for the next draft before they are run anyway
@@ -71,8 +72,7 @@ class State:
     pending: list[Tensor] = field(default_factory=list)
     recycled: Tensor | None = None
     filled: int = 0
-    sampler: SamplerState | None = None
-    told: int = 0
+    sampled: Sampled | None = None
 
     @property
     def waiting(self) -> int:
@@ -92,7 +92,7 @@ class Growing:
     """
 
     state: State
-    shape: DraftShape
+    sampler: SamplerState
     tokens: list[int]
     slots: IntArray
     growth: Growth | DynamicGrowth
@@ -101,9 +101,6 @@ class Growing:
     run_tokens: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     run_parents: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     run_hidden: list[Tensor] = field(default_factory=list)
-
-    def tree(self) -> DraftTree:
-        return self.growth.tree(self.shape.nodes) if isinstance(self.growth, DynamicGrowth) else self.growth.tree()
 
     def add_run(self, tokens: IntArray, parents: IntArray, hidden: Tensor) -> None:
         self.run_tokens = np.concatenate([self.run_tokens, tokens])
@@ -171,7 +168,7 @@ class FeatureDrafter:
         self._run_bases([draft for draft in drafts if draft is not None], bases, drafts)
         depth = 0
         while any(draft is not None and not draft.last for draft in drafts):
-            trees = [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+            trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
             deeper = controller.deeper(depth, trees).tolist()
             level = []
             for draft, go in zip(drafts, deeper, strict=True):
@@ -181,7 +178,7 @@ class FeatureDrafter:
             if level:
                 self._grow(level, depth)
             depth += 1
-        return [DraftTree.empty() if draft is None else draft.tree() for draft in drafts]
+        return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
 
     @torch.inference_mode()
     def _take(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None) -> None:
@@ -262,18 +259,12 @@ class FeatureDrafter:
             return None
         if state.next != len(sequence.tokens):
             return None
-        if state.sampler is None:
-            ends = sequence.params.stop_token_ids
-            if not sequence.params.ignore_eos:
-                ends = (*self._target.eos_token_ids, *ends)
-            prompt = sequence.tokens[: sequence.prompt_len]
-            state.sampler = SamplerState.create(sequence.params, prompt, choice=sequence.choice, end_ids=ends)
-        output = sequence.tokens[sequence.prompt_len :]
-        state.sampler.commit(output[state.told :])
-        state.told = len(output)
-        growth = DynamicGrowth() if self._dynamic else Growth()
+        if state.sampled is None:
+            state.sampled = Sampled.of(sequence, self._target.eos_token_ids)
+        sampler = state.sampled.follow(sequence)
+        growth = DynamicGrowth(shape) if self._dynamic else Growth(shape)
         tokens = [*sequence.tokens, *base]
-        return Growing(state, shape, tokens, self._slots(sequence.table), growth, state.recycled[None])
+        return Growing(state, sampler, tokens, self._slots(sequence.table), growth, state.recycled[None])
 
     def _run_bases(self, live: list[Growing], bases: Seq[Seq[int]], drafts: list[Growing | None]) -> None:
         """Hypothetical tokens have no features: they are paired with what the head gives out, one after another."""
@@ -316,26 +307,18 @@ class FeatureDrafter:
 
     def _grow(self, level: list[Growing], depth: int) -> None:
         """One level deeper: run the frontier, and give each of its nodes its children."""
+        growths = [draft.growth for draft in level]
         if depth:
-            self._run(level, [draft.growth.width for draft in level])
-        owner = np.repeat(np.arange(len(level)), [draft.growth.width for draft in level])
+            self._run(level, [len(growth.frontier) for growth in growths])
         logits = self._in_target_ids(self.head.logits(torch.cat([draft.hidden for draft in level])))
-        found = children(logits, _sample_rows(level, owner, depth), max(d.shape.branching[depth] for d in level))
-        row = 0
-        for draft in level:
-            stop, growth, before = row + draft.growth.width, draft.growth, draft.growth.frontier
-            tokens, sure, vocab = found.tokens[row:stop], found.confidences[row:stop], self._target.vocab_size
-            if isinstance(growth, DynamicGrowth):
-                growth.add(tokens, sure, draft.shape, vocab)
-                draft.last = depth + 1 >= draft.shape.depth
-            else:
-                sources = DraftSources(found.sources.ids[row:stop], found.sources.weights[row:stop])
-                growth.add(tokens, sure, draft.shape, vocab, sources if self._target.rejection else None)
-                draft.last = growth.size >= draft.shape.nodes or depth + 1 >= draft.shape.depth
-            row = stop
-            draft.last |= not growth.width
+        rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
+        found, before = children(logits, rows, most_children(growths)), [growth.frontier for growth in growths]
+        sources = found.sources if self._target.rejection else None
+        share(growths, found.tokens, found.confidences, self._target.vocab_size, sources)
+        for draft, frontier in zip(level, before, strict=True):
+            draft.last = draft.growth.ended
             if not draft.last:
-                _queue_frontier(draft, before)
+                _queue_frontier(draft, frontier)
 
     def _in_target_ids(self, logits: Tensor) -> Tensor:
         """[M, V_d] -> [M, V]: tokens that the head doesn't know are never drafted."""
@@ -352,19 +335,7 @@ def _queue_frontier(draft: Growing, before: IntArray) -> None:
     parents = growth.parents(growth.frontier)
     row = np.searchsorted(before, parents, sorter=np.argsort(before))
     row = np.argsort(before)[row]
-    base = len(draft.run_tokens) - len(before) if growth.depth > 1 else len(draft.run_tokens) - 1
+    base = len(draft.run_tokens) - len(before) if growth.paths.shape[1] > 1 else len(draft.run_tokens) - 1
     above = base + row
     hidden = draft.hidden[torch.from_numpy(row).to(draft.hidden.device)]
     draft.add_run(growth.paths[:, -1], above, hidden)
-
-
-def _sample_rows(level: list[Growing], owner: IntArray, depth: int) -> SampleRows:
-    lengths = np.array([len(draft.tokens) for draft in level], dtype=np.int64)
-    samplers = [draft.state.sampler for draft in level]
-    return SampleRows(
-        sequences=[sampler for sampler in samplers if sampler is not None],
-        seq_of_row=owner,
-        positions=lengths[owner] + depth,
-        path_rows=np.repeat(np.arange(len(owner)), depth),
-        path_tokens=np.concatenate([draft.growth.paths.ravel() for draft in level]),
-    )

@@ -1,57 +1,82 @@
-"""A draft that grows level by level, as arrays.
+"""Drafts that grow level by level, as arrays: all nodes of a full tree, or (`DynamicGrowth`) the likeliest ones.
 
-Shapes: M nodes of the newest level (its frontier), W children proposed for each, D the level's depth.
+Shapes: B drafts that grow together, M nodes of the newest level (a draft's frontier), W children proposed for each, D
+the level's depth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
 import numpy as np
 
 from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
+from draftwing.engine.processors import SampleRows, SamplerState
 
 
-class Growth:
-    """Nodes so far, and the frontier. paths [M, D]: tokens from the root, which is excluded, to each frontier node."""
+class Growing(Protocol):
+    """A draft within a shape. frontier [M]: nodes that get children next, -1 the root at first.
 
-    def __init__(self) -> None:
-        self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
-        self._sources: list[DraftSources] = []
-        self.size = 0
-        self.frontier: IntArray = np.array([-1], dtype=np.int64)
-        self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
+    paths [M, D]: tokens from the root, which is excluded, to each frontier node.
+    """
 
-    @property
-    def width(self) -> int:
-        """Nodes of the frontier; the root stands for itself at first."""
-        return len(self.frontier)
+    frontier: IntArray
+    paths: IntArray
 
     @property
-    def depth(self) -> int:
-        return int(self.paths.shape[1])
+    def shape(self) -> DraftShape: ...
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may be added any more."""
+        ...
 
     def parents(self, nodes: IntArray) -> IntArray:
         """Of nodes of the frontier, -1 the root."""
+        ...
+
+    def add(
+        self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
+    ) -> None:
+        """Give the frontier its children, best first: tokens and confidences [M, W or more].
+
+        confidences: probability of each given its parent. Ids from vocab_size on are left out. sources [M rows]: with
+        all levels or with none.
+        """
+        ...
+
+    def tree(self) -> DraftTree: ...
+
+
+class Growth:
+    """Every child that the shape allows, in the order of levels until the node budget is used up."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        self.shape = shape
+        self.size = 0
+        self.frontier: IntArray = np.array([-1], dtype=np.int64)
+        self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
+        self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
+        self._sources: list[DraftSources] = []
+
+    @property
+    def ended(self) -> bool:
+        depth = self.paths.shape[1]
+        return self.size >= self.shape.nodes or depth >= self.shape.depth or not len(self.frontier)
+
+    def parents(self, nodes: IntArray) -> IntArray:
         newest = self._levels[-1][1]
         return newest[nodes - (self.size - len(newest))]
 
     def add(
-        self,
-        tokens: IntArray,
-        confidences: FloatArray,
-        shape: DraftShape,
-        vocab_size: int,
-        sources: DraftSources | None = None,
+        self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
     ) -> None:
-        """Give the frontier its children, best first: tokens and confidences [M, W or more].
-
-        The shape bounds children a node and nodes in all; ids from vocab_size on are left out. sources [M rows]: with
-        all levels or with none.
-        """
         if sources is not None:
             self._sources.append(sources)
-        width = min(shape.branching[self.depth], tokens.shape[1])
+        width = min(self.shape.branching[self.paths.shape[1]], tokens.shape[1])
         rows, columns = np.nonzero(tokens[:, :width] < vocab_size)
-        rows, columns = rows[: shape.nodes - self.size], columns[: shape.nodes - self.size]
+        room = self.shape.nodes - self.size
+        rows, columns = rows[:room], columns[:room]
         chosen = tokens[rows, columns]
         self._levels.append((chosen, self.frontier[rows], confidences[rows, columns].astype(np.float32, copy=False)))
         self.frontier = np.arange(self.size, self.size + len(rows))
@@ -69,3 +94,38 @@ class Growth:
             )
             sources = DraftSources(ids, weights)
         return DraftTree(tokens, parents, confidences, sources)
+
+
+def owners(growths: Seq[Growing]) -> IntArray:
+    """Which draft each frontier node of a level is of; the nodes stand draft by draft."""
+    return np.repeat(np.arange(len(growths)), [len(growth.frontier) for growth in growths])
+
+
+def level_rows(growths: Seq[Growing], samplers: list[SamplerState], lengths: Seq[int]) -> SampleRows:
+    """How the children of a level's frontiers are chosen. lengths [B]: tokens up to each root; all are as deep."""
+    owner = owners(growths)
+    depth = growths[0].paths.shape[1]
+    return SampleRows(
+        sequences=samplers,
+        seq_of_row=owner,
+        positions=np.array(lengths, dtype=np.int64)[owner] + depth,
+        path_rows=np.repeat(np.arange(len(owner)), depth),
+        path_tokens=np.concatenate([growth.paths.ravel() for growth in growths]),
+    )
+
+
+def most_children(growths: Seq[Growing]) -> int:
+    """The widest branching of a level."""
+    return max(growth.shape.branching[growth.paths.shape[1]] for growth in growths)
+
+
+def share(
+    growths: Seq[Growing], tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None
+) -> None:
+    """Give each draft its part of a level's children: tokens, confidences and sources of all frontiers in order."""
+    start = 0
+    for growth in growths:
+        part = slice(start, start + len(growth.frontier))
+        own = None if sources is None else DraftSources(sources.ids[part], sources.weights[part])
+        growth.add(tokens[part], confidences[part], vocab_size, own)
+        start = part.stop

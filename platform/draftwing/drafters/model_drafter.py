@@ -10,11 +10,11 @@ Shapes: B sequences of a call, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftSources, DraftTree, IntArray, StepPlan
+from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import (
     ALONE,
     Accepted,
@@ -29,10 +29,10 @@ from draftwing.drafters.base import (
 from draftwing.drafters.children import children
 from draftwing.drafters.draft_model import DraftModelOptions
 from draftwing.drafters.filled_blocks import FilledBlocks
-from draftwing.drafters.growth import Growth
+from draftwing.drafters.growth import Growth, level_rows, most_children, share
+from draftwing.drafters.sampled import Sampled
 from draftwing.drafters.small_model import SmallModel, load_small_model
 from draftwing.engine.batch import SequenceRows, chain_parents
-from draftwing.engine.processors import SampleRows, SamplerState
 from draftwing.errors import ConfigError
 
 CHUNK = 256  # rows of one sequence caught up in one forward
@@ -40,16 +40,15 @@ CHUNK = 256  # rows of one sequence caught up in one forward
 
 @dataclass(slots=True)
 class State:
-    """What the drafter keeps of a sequence. kv_len: committed tokens in its pages. told: output the sampler knows of.
+    """What the drafter keeps of a sequence. kv_len: committed tokens in its pages.
 
     filled: its first blocks, full of such rows and noted as filled. chained: nodes of the last draft whose rows follow
     the committed ones in the pages (a chain's all but the last).
     """
 
-    sampler: SamplerState
+    sampled: Sampled
     kv_len: int = 0
     filled: int = 0
-    told: int = 0
     chained: int = 0
 
 
@@ -58,10 +57,9 @@ class Growing:
     """A draft while it grows. tokens: prompt, output and hypothetical base, the root last. last: it grows no more."""
 
     state: State
-    shape: DraftShape
     tokens: list[int]
     slots: IntArray
-    growth: Growth = field(default_factory=Growth)
+    growth: Growth
     last: bool = False
 
 
@@ -122,7 +120,7 @@ class ModelDrafter:
             depth += 1
         for sequence, draft in zip(sequences, drafts, strict=True):
             if draft is not None:
-                chain = max(draft.shape.branching) == 1
+                chain = max(draft.growth.shape.branching) == 1
                 draft.state.chained = draft.growth.size - 1 if chain and base is None else 0
                 draft.state.kv_len = min(draft.state.kv_len, len(sequence.tokens))
         return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
@@ -149,42 +147,23 @@ class ModelDrafter:
             return None
         state = self._states.get(sequence.id)
         if state is None:
-            ends = sequence.params.stop_token_ids
-            if not sequence.params.ignore_eos:
-                ends = (*self._target.eos_token_ids, *ends)
-            prompt = sequence.tokens[: sequence.prompt_len]
-            sampler = SamplerState.create(sequence.params, prompt, choice=sequence.choice, end_ids=ends)
             found = self._filled.run(sequence.table, sequence.chain)
-            state = self._states[sequence.id] = State(sampler, found * self._block_tokens, filled=found)
+            sampled = Sampled.of(sequence, self._target.eos_token_ids)
+            state = self._states[sequence.id] = State(sampled, found * self._block_tokens, filled=found)
         self._filled.spoil(sequence.table[state.kv_len // self._block_tokens :])
-        output = sequence.tokens[sequence.prompt_len :]
-        state.sampler.commit(output[state.told :])
-        state.told = len(output)
-        return Growing(state, shape, tokens, slots)
+        state.sampled.follow(sequence)
+        return Growing(state, tokens, slots, Growth(shape))
 
     def _grow(self, level: list[Growing], depth: int) -> None:
         """One level deeper: run what the frontier needs, and give each of its nodes its children."""
         logits = self._model.forward(self._catch_up(level) if depth == 0 else [_frontier_rows(d) for d in level])
-        owner = np.repeat(np.arange(len(level)), [draft.growth.width for draft in level])
-        found = children(
-            logits[:, : self._target.vocab_size],
-            _sample_rows(level, owner, depth),
-            max(d.shape.branching[depth] for d in level),
-        )
-        row = 0
+        growths = [draft.growth for draft in level]
+        rows = level_rows(growths, [d.state.sampled.state for d in level], [len(d.tokens) for d in level])
+        vocabulary = self._target.vocab_size
+        found = children(logits[:, :vocabulary], rows, most_children(growths))
+        share(growths, found.tokens, found.confidences, vocabulary, found.sources if self._target.rejection else None)
         for draft in level:
-            stop = row + draft.growth.width
-            sources = DraftSources(found.sources.ids[row:stop], found.sources.weights[row:stop])
-            draft.growth.add(
-                found.tokens[row:stop],
-                found.confidences[row:stop],
-                draft.shape,
-                self._target.vocab_size,
-                sources if self._target.rejection else None,
-            )
-            row = stop
-            full = draft.growth.size >= draft.shape.nodes or depth + 1 >= draft.shape.depth
-            draft.last = full or not draft.growth.width
+            draft.last = draft.growth.ended
 
     def _catch_up(self, level: list[Growing]) -> list[SequenceRows]:
         """Run all but the last rows up to each root; the rows that are left, which end with the root."""
@@ -203,18 +182,9 @@ class ModelDrafter:
 def _frontier_rows(draft: Growing) -> SequenceRows:
     """A chain runs its newest node; a tree runs whole, because only rows of one forward can be told apart."""
     context, tree = len(draft.tokens), draft.growth.tree()
-    if max(draft.shape.branching) == 1:
+    if max(draft.growth.shape.branching) == 1:
         at = context + len(tree) - 1
         return SequenceRows(tree.tokens[-1:], chain_parents(1), draft.slots[: at + 1], at, 1)
-    return SequenceRows(tree.tokens, tree.parents, draft.slots[: context + len(tree)], context, draft.growth.width)
-
-
-def _sample_rows(level: list[Growing], owner: IntArray, depth: int) -> SampleRows:
-    lengths = np.array([len(draft.tokens) for draft in level], dtype=np.int64)
-    return SampleRows(
-        sequences=[draft.state.sampler for draft in level],
-        seq_of_row=owner,
-        positions=lengths[owner] + depth,
-        path_rows=np.repeat(np.arange(len(owner)), depth),
-        path_tokens=np.concatenate([draft.growth.paths.ravel() for draft in level]),
+    return SequenceRows(
+        tree.tokens, tree.parents, draft.slots[: context + len(tree)], context, len(draft.growth.frontier)
     )

@@ -24,7 +24,6 @@ from draftwing.policy.cost import Floats
 FRACTION_BITS, DEPTH_BITS, INDEX_BITS = 24, 7, 21
 LEAST_LOG = 16  # p below 2^-16 counts as 2^-16: 64 levels of it still fit beside depth and index
 DEEPEST, MOST_NODES = 2**DEPTH_BITS - 1, 2**INDEX_BITS
-AHEAD = 3
 THRESHOLDS = 128  # a step with more distinct survivals looks at so many quantiles of them
 EACH = 16  # every number of sequences up to it is tried, and above it steps of an eighth
 

@@ -28,12 +28,12 @@ def check(case: Case) -> Verdict:
 
 def grow(table: Array, root: int, top_k: int, depth: int, nodes: int) -> DraftTree:
     """The tree of a drafter whose logits depend on level and last token alone: table [D, V, V]."""
-    growth, shape = DynamicGrowth(), DraftShape((top_k,) * (depth + 1), nodes)
+    growth = DynamicGrowth(DraftShape((top_k,) * (depth + 1), nodes))
     for level in range(depth + 1):
         last = growth.paths[:, -1] if level else np.array([root])
         top = torch.from_numpy(table[level][last]).softmax(-1).topk(min(top_k, table.shape[-1]), dim=-1)
-        growth.add(top.indices.numpy(), top.values.numpy(), shape, table.shape[-1])
-    return growth.tree(nodes)
+        growth.add(top.indices.numpy(), top.values.numpy(), table.shape[-1])
+    return growth.tree()
 
 
 def compare_tree(case: Case, verdict: Verdict, name: str, root: int, tree: DraftTree) -> None:
