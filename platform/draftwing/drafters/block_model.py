@@ -16,6 +16,7 @@ from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.block_backbone import Backbone, BlockPlace, Pages
 from draftwing.drafters.block_choice import Choice, Confidence, Markov, Selector, alone
 from draftwing.drafters.block_config import read_config
+from draftwing.drafters.children import in_target_ids
 from draftwing.drafters.weights import Weights
 from draftwing.errors import ConfigError
 
@@ -102,9 +103,7 @@ class BlockModel:
     def children(self, logits: Tensor, hidden: Tensor, path: Tensor) -> Tensor:
         """The logits of nodes' children over the target's vocabulary, [M, V]; arguments as for `Choice`."""
         chosen = self._choice(logits, hidden, path)
-        if self._ids is None:
-            return chosen
-        return chosen.new_full((len(chosen), self._vocab_size), -torch.inf).index_copy_(1, self._ids, chosen)
+        return in_target_ids(chosen, self._ids, self._vocab_size)
 
     def confidence(self, hidden: Tensor, path: Tensor) -> Tensor | None:
         """The probability that each node's first child is accepted [M]; None where the drafter predicts none."""

@@ -49,3 +49,13 @@ def children(logits: Tensor, rows: SampleRows, width: int) -> Children:
     confidences = (chosen - values.logsumexp(-1, keepdim=True)).exp()
     sources = DraftSources(top.indices.cpu().numpy(), top.values.softmax(-1).cpu().numpy())
     return Children(top.indices.gather(1, best).cpu().numpy(), confidences.float().cpu().numpy(), sources)
+
+
+def in_target_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+    """logits [M, V_d] of a drafter -> [M, vocab_size]: tokens that it doesn't know are never drafted.
+
+    ids [V_d]: the target's id of each column, None where they are the same.
+    """
+    if ids is None:
+        return logits[:, :vocab_size]
+    return logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids.to(logits.device), logits)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
-from draftwing.drafters.children import children
+from draftwing.drafters.children import children, in_target_ids
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, share
@@ -310,7 +310,8 @@ class FeatureDrafter:
         growths = [draft.growth for draft in level]
         if depth:
             self._run(level, [len(growth.frontier) for growth in growths])
-        logits = self._in_target_ids(self.head.logits(torch.cat([draft.hidden for draft in level])))
+        logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
+        logits = in_target_ids(logits, self.head.target_ids, self._target.vocab_size)
         rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
         found, before = children(logits, rows, most_children(growths)), [growth.frontier for growth in growths]
         sources = found.sources if self._target.rejection else None
@@ -319,14 +320,6 @@ class FeatureDrafter:
             draft.last = draft.growth.ended
             if not draft.last:
                 _queue_frontier(draft, frontier)
-
-    def _in_target_ids(self, logits: Tensor) -> Tensor:
-        """[M, V_d] -> [M, V]: tokens that the head doesn't know are never drafted."""
-        if self.head.target_ids is None:
-            return logits[:, : self._target.vocab_size]
-        spread = logits.new_full((len(logits), self._target.vocab_size), float("-inf"))
-        spread[:, self.head.target_ids] = logits
-        return spread
 
 
 def _queue_frontier(draft: Growing, before: IntArray) -> None:

@@ -29,7 +29,7 @@ from draftwing.drafters.base import (
     SequenceView,
     TargetInfo,
 )
-from draftwing.drafters.children import children
+from draftwing.drafters.children import children, in_target_ids
 from draftwing.drafters.medusa import Choices, MedusaOptions
 from draftwing.drafters.medusa_heads import MedusaHeads, read_heads
 from draftwing.drafters.sampled import Sampled
@@ -160,7 +160,8 @@ class MedusaDrafter:
         )
         samples = SampleRows([state.sampled.state for state in states], owner, np.array(lengths)[owner] + depth)
         width = 1 + max(int(tree.ranks.max()) for tree in trees)
-        found = children(self._in_target_ids(logits), samples, width)
+        logits = in_target_ids(logits, self._heads.token_map, self._target.vocab_size)
+        found = children(logits, samples, width)
         drafts, first = [], 0
         for tree, count in zip(trees, depths, strict=True):
             rows = first + tree.depths
@@ -173,14 +174,6 @@ class MedusaDrafter:
             )
             first += count
         return drafts
-
-    def _in_target_ids(self, logits: Tensor) -> Tensor:
-        token_map = self._heads.token_map
-        if token_map is None:
-            return logits[:, : self._target.vocab_size]
-        spread = logits.new_full((len(logits), self._target.vocab_size), float("-inf"))
-        spread[:, token_map.to(logits.device)] = logits
-        return spread
 
     def _state(self, sequence: SequenceView) -> State:
         state = self._states.get(sequence.id)

@@ -145,11 +145,6 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
     return normalised(left) if left.sum() > 0 else p
 
 
-def acceptance(p: Probabilities, q: Probabilities, token: int) -> float:
-    """Probability that a draft is accepted when it is tested."""
-    return float(min(1.0, p[token] / q[token])) if q[token] > 0 else float(p[token] > 0)
-
-
 def pick(distribution: Probabilities, uniform: float) -> int:
     """The smallest id whose cumulative probability exceeds `uniform`, in [0, 1)."""
     cumulative = np.cumsum(distribution)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from draftwing.core import IntArray
-from draftwing.engine.rejection import Walk, acceptance, one_hot, walk
+from draftwing.engine.rejection import Probabilities, Walk, one_hot, walk
 from draftwing.testing.goldens.case import Case, Verdict
 
 ABSENT = -1
@@ -37,11 +37,16 @@ def _chains(case: Case, verdict: Verdict) -> None:
         _compare(case, verdict, i, found)
         verdict.equal(f"{i} emitted", _padded(emitted, depth + 1), case.tensor("emitted")[i])
         shares = [q[k] if q is not None else one_hot(int(token), size) for k, token in enumerate(tokens)]
-        chances = [acceptance(target[i, k], share, int(tokens[k])) for k, share in enumerate(shares)]
+        chances = [_chance(target[i, k], share, int(tokens[k])) for k, share in enumerate(shares)]
         verdict.close(f"{i} accept_prob", chances, case.tensor("accept_prob")[i], tolerance)
         if "expected_accept" in case.tensors:
             overlap = np.minimum(target[i, :depth], np.stack(shares)).sum(-1)
             verdict.close(f"{i} expected_accept", overlap, case.tensor("expected_accept")[i], tolerance)
+
+
+def _chance(p: Probabilities, q: Probabilities, token: int) -> float:
+    """Probability that a draft is accepted when it is tested."""
+    return float(min(1.0, p[token] / q[token])) if q[token] > 0 else float(p[token] > 0)
 
 
 def _trees(case: Case, verdict: Verdict) -> None:

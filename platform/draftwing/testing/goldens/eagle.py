@@ -16,6 +16,7 @@ from draftwing.config_models import Config, DrafterConfig
 from draftwing.core import DraftShape, DraftTree, IntArray, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, Controller, FeatureRows, NullController, SequenceView
 from draftwing.drafters.checkpoint import open_checkpoint
+from draftwing.drafters.children import in_target_ids
 from draftwing.drafters.eagle import Eagle3Options, EagleOptions
 from draftwing.drafters.eagle_drafter import EagleDrafter
 from draftwing.engine import attention
@@ -121,7 +122,7 @@ def _numbers(case: Case, verdict: Verdict, drafter: Recording, features: torch.T
         place = f"{what}, {name}{'' if not step else f' {step - 1}'}"
         verdict.close(f"{place} hidden", out, case.tensor(f"{name}_hidden")[row], case.tolerance("hidden"))
         verdict.close(f"{place} logits", logits, case.tensor(f"{name}_logits")[row], case.tolerance("logits"))
-        chosen = int(drafter._in_target_ids(logits)[-1].argmax())
+        chosen = int(in_target_ids(logits, head.target_ids, drafter._target.vocab_size)[-1].argmax())
         verdict.equal(f"{place} token", chosen, case.tensor("step_tokens")[step])
         tokens, at, hidden = np.array([chosen], dtype=np.int64), at + count, out[-1:]
 
