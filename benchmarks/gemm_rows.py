@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.build import build_local, engine_for
 from draftwing.engine.cpu_kernel import load_kernel
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.int8 import Int8Linear
 from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear
 from draftwing.engine.loading import load_target

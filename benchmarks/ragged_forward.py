@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import ModelConfig
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import load_target
 from draftwing.engine.runner import ModelRunner, probe_layers
 from draftwing.testing.plain_loop import TransformersTarget

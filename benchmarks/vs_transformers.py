@@ -30,10 +30,10 @@ from typing import Any
 import psutil
 import torch
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.offline import run_all
 from draftwing.testing.loops import loops
 

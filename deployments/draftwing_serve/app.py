@@ -16,8 +16,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config import Config, require_model
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config import Config
-from draftwing.engine.hub import resolve_model
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from draftwing_serve.private_ray import RayHost, ray_alive, ray_running
 from draftwing_serve.progress import Progress

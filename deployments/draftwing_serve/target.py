@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config import Config, ServerConfig
 from draftwing.core import Request, SamplingParams
-from draftwing.engine.hub import resolve_model
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient, ReplicaDied

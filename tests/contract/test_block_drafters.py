@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.drafters.base import FeatureRows, SequenceView, TargetInfo
 from draftwing.drafters.block_drafter import BlockDrafter
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.testing import drafter_contract
 from draftwing.testing.drafter_contract import (
     CHAIN,

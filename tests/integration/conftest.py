@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwing.engine.hub import DEMO_PACKAGE, demo_model
+from draftwing.checkpoints.hub import DEMO_PACKAGE, demo_model
 from tests.conftest import require
 
 

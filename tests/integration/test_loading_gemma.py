@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from draftwing.checkpoints.hub import DEMO_MODEL, DEMO_PACKAGE, resolve_model
+from draftwing.checkpoints.model_folder import ModelFolder
 from draftwing.config_models import ModelConfig
-from draftwing.engine.hub import DEMO_MODEL, DEMO_PACKAGE, resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.model_folder import ModelFolder
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from tests.conftest import require
 
@@ -121,7 +121,7 @@ def test_memory_of_loading(gemma: ModelFolder, dtype: str, own: float, peak: flo
     code = f"""
 from pathlib import Path
 from draftwing.config_models import ModelConfig
-from draftwing.engine.hub import resolve_model
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.engine.loading import load_target
 
 def kilobytes(*names):

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftwing.engine import attention, hf
+from draftwing.checkpoints import hf
+from draftwing.checkpoints.supported import VERIFIED
+from draftwing.engine import attention
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.runner import ModelRunner, probe_layers
-from draftwing.engine.supported import VERIFIED
 
 VOCAB, SLOTS, LENGTH, WINDOW = 128, 256, 40, 8
 # Every size that some config has, small; large initial weights, so that a wrong mask shows in the logits.

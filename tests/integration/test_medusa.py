@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.engine.build import build_engine
 from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine

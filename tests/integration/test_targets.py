@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config, ModelConfig
 from draftwing.core import Request, SamplingParams
 from draftwing.engine import attention
 from draftwing.engine.build import engine_for
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import load_target
 from draftwing.engine.runner import ModelRunner, Runner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.step import Engine

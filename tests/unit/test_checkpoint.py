@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draftwing.drafters.checkpoint import open_checkpoint
+from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.errors import ConfigError
 
 ONE, TWO = torch.arange(6.0).reshape(2, 3), torch.ones(4)

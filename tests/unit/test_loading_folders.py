@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwing.checkpoints import hf, model_folder
+from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.model_folder import open_folder
+from draftwing.checkpoints.supported import VERIFIED, check_config
+from draftwing.checkpoints.weight_files import INDEX, SINGLE, read_weight_files
 from draftwing.config_models import ModelConfig
-from draftwing.engine import hf, loading, model_folder
-from draftwing.engine.hub import resolve_model
+from draftwing.engine import loading
 from draftwing.engine.loading import load_target
-from draftwing.engine.model_folder import open_folder
-from draftwing.engine.supported import VERIFIED, check_config
-from draftwing.engine.weight_files import INDEX, SINGLE, read_weight_files
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from tests.tiny_models import copy_of, golden
 

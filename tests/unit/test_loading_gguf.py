@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from draftwing.checkpoints import gguf_cache, hf, hub
+from draftwing.checkpoints.gguf_file import read_gguf, write_without_vocabulary
+from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.model_folder import ModelFolder
 from draftwing.config_models import ModelConfig
-from draftwing.engine import gguf_cache, hf, hub
-from draftwing.engine.gguf_file import read_gguf, write_without_vocabulary
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import load_target
-from draftwing.engine.model_folder import ModelFolder
 from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from tests import gguf_files
@@ -213,7 +213,7 @@ def test_cache_that_cant_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_too_little_memory_to_convert(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = gguf_files.write(tmp_path / "m.gguf", tiny("llama"))
-    monkeypatch.setattr("draftwing.engine.memory.machine_bytes", lambda: (1000, "free on this machine"))
+    monkeypatch.setattr("draftwing.checkpoints.memory.machine_bytes", lambda: (1000, "free on this machine"))
     with pytest.raises(SetupError, match=r"converting m\.gguf takes"):
         resolved(path)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from draftwing.checkpoints import download
+from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.model_folder import ModelFolder, open_folder
 from draftwing.config_models import ModelConfig
-from draftwing.engine import download
-from draftwing.engine.hub import resolve_model
-from draftwing.engine.model_folder import ModelFolder, open_folder
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from tests.fake_hub import FakeHub, serve_hub
 from tests.tiny_models import golden

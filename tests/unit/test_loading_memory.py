@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwing.engine import memory
-from draftwing.engine.memory import cgroup_room, machine_bytes, need_memory
+from draftwing.checkpoints import memory
+from draftwing.checkpoints.memory import cgroup_room, machine_bytes, need_memory
 from draftwing.errors import SetupError
 
 GB = 10**9

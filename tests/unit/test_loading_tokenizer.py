@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draftwing.engine.model_folder import open_folder
+from draftwing.checkpoints.model_folder import open_folder
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, RequestError
 from tests.tiny_models import copy_of

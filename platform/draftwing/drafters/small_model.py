@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from torch import Tensor
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import ModelConfig
 from draftwing.core import IntArray
 from draftwing.drafters.base import TargetInfo
 from draftwing.engine.attention import KVShape
 from draftwing.engine.batch import SequenceRows
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.speedup import speed_up

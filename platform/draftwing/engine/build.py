@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from draftwing.checkpoints.cache import Progress, silent
+from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.memory import available_bytes
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
-from draftwing.engine.cache import Progress, silent
 from draftwing.engine.features import FeatureTap
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.memory import available_bytes
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.speedup import speed_up

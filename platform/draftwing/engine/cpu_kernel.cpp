@@ -40,6 +40,16 @@ inline Vector load(const std::int8_t *from) {
     return __builtin_convertvector(words, Vector);
 }
 
+// a * b + c, rounded alike wherever it is written: left to itself, a compiler fuses it in some copies of a template and
+// not in others, and a row's result then depends on how many rows came with it.
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 template <int WIDTH> inline float sum(const float *lanes) {
     if constexpr (WIDTH == 1) {
         return lanes[0];
@@ -89,9 +99,10 @@ void tile(const Product<Weight> &p, size_t o, size_t stride, size_t j, size_t fr
 #pragma GCC unroll 32
         for (int n = 0; n < N; n++) {
             float total = sum<LANES>(reinterpret_cast<const float *>(&sums[r][n]));
-            for (size_t rest = k; rest < to; rest++) total += float(weight[r * step + rest]) * x[n * p.in + rest];
+            for (size_t rest = k; rest < to; rest++)
+                total = fused(float(weight[r * step + rest]), x[n * p.in + rest], total);
             float &y = p.y[(j + n) * p.out + output];
-            y = (from ? y : p.bias ? p.bias[output] : 0.0f) + scale * total;
+            y = fused(scale, total, from ? y : p.bias ? p.bias[output] : 0.0f);
         }
     }
 }

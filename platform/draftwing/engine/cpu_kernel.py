@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwing.engine.cache import Progress, cache_root, made_whole, only_one
+from draftwing.checkpoints.cache import Progress, cache_root, made_whole, only_one
 from draftwing.errors import SetupError
 
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftwing.engine import attention, hf
-from draftwing.engine.memory import available_bytes, machine_bytes
-from draftwing.engine.model_folder import ModelFolder, inspect, read_json
-from draftwing.engine.supported import VERIFIED, check_rope
-from draftwing.engine.weight_files import WeightFiles
+from draftwing.checkpoints import hf
+from draftwing.checkpoints.memory import available_bytes, machine_bytes
+from draftwing.checkpoints.model_folder import ModelFolder, inspect, read_json
+from draftwing.checkpoints.supported import VERIFIED, check_rope
+from draftwing.checkpoints.weight_files import WeightFiles
+from draftwing.engine import attention
 from draftwing.errors import ConfigError, SetupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

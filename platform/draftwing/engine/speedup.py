@@ -6,12 +6,12 @@ from functools import partial
 
 from torch import nn
 
+from draftwing.checkpoints.cache import Progress, silent
+from draftwing.checkpoints.memory import machine_bytes, need_memory
 from draftwing.engine import int4
-from draftwing.engine.cache import Progress, silent
 from draftwing.engine.cpu_kernel import load_kernel
 from draftwing.engine.int8 import Int8Linear
 from draftwing.engine.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
-from draftwing.engine.memory import machine_bytes, need_memory
 from draftwing.engine.norm import replace_norms
 from draftwing.errors import ConfigError, SetupError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from draftwing.engine.model_folder import ModelFolder
+from draftwing.checkpoints.model_folder import ModelFolder
 from draftwing.errors import ConfigError, RequestError
 
 
@@ -76,7 +76,7 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
         return None
     from transformers import AutoTokenizer
 
-    from draftwing.engine.hf import one_line, quiet
+    from draftwing.checkpoints.hf import one_line, quiet
 
     quiet()
     auto: Any = AutoTokenizer

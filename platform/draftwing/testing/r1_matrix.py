@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.drafters.base import Drafter, SequenceView
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.engine.build import engine_for
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import load_target
 from draftwing.engine.runner import Runner
 from draftwing.engine.step import Engine

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwing.checkpoints.model_folder import open_folder
 from draftwing.core import DraftShape, DraftTree, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TokenDrafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.model_folder import open_folder
 from draftwing.engine.runner import ModelRunner, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine

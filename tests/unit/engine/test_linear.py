@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwing.checkpoints.cache import cache_root
 from draftwing.engine import speedup
-from draftwing.engine.cache import cache_root
 from draftwing.engine.cpu_kernel import CpuKernel, find_compiler, load_kernel
 from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear, packed_bytes, replaceable
 from tests.conftest import require

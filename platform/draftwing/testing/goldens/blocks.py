@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import DrafterConfig, ModelConfig
 from draftwing.core import DraftShape, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, FeatureRows, NullController, TargetInfo
 from draftwing.drafters.block_backbone import BlockPlace
 from draftwing.drafters.block_drafter import BlockDrafter
 from draftwing.drafters.block_model import BlockModel
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.registry import make_drafter
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.testing.drafters import View
 from draftwing.testing.goldens.case import Array, Case, CaseError, Verdict

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.core import DraftShape, DraftTree, IntArray, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, Controller, FeatureRows, NullController, SequenceView
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.children import in_target_ids
 from draftwing.drafters.eagle import Eagle3Options, EagleOptions
 from draftwing.drafters.eagle_drafter import EagleDrafter
 from draftwing.engine import attention
 from draftwing.engine.batch import SequenceRows, build, chain_parents
 from draftwing.engine.build import engine_for, target_info
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.policy.modes import FixedPolicy
 from draftwing.testing.drafters import View

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import FloatArray, Request, SamplingParams
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.build import engine_for
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import Runner
 from draftwing.testing.goldens.case import Case, CaseError, Verdict

@@ -7,15 +7,15 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
+from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import DraftShape, DraftTree, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Controller, SequenceView, TargetInfo
-from draftwing.drafters.checkpoint import open_checkpoint
 from draftwing.drafters.medusa import Choices, MedusaOptions
 from draftwing.drafters.medusa_drafter import MedusaDrafter, static_tree
 from draftwing.drafters.medusa_heads import read_heads
 from draftwing.engine.build import engine_for
-from draftwing.engine.hub import resolve_model
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.policy.modes import FixedPolicy
 from draftwing.testing.goldens.case import Case, CaseError, Verdict

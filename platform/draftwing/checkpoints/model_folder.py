@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from draftwing.engine.supported import check_config
-from draftwing.engine.weight_files import WeightFiles, read_weight_files
+from draftwing.checkpoints.supported import check_config
+from draftwing.checkpoints.weight_files import WeightFiles, read_weight_files
 from draftwing.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")

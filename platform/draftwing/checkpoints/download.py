@@ -30,9 +30,9 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from draftwing.engine.cache import Progress, need_disk
-from draftwing.engine.model_folder import read_json
-from draftwing.engine.supported import check_config
+from draftwing.checkpoints.cache import Progress, need_disk
+from draftwing.checkpoints.model_folder import read_json
+from draftwing.checkpoints.supported import check_config
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -6,11 +6,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from draftwing.checkpoints.cache import Progress, cache_root, only_one, silent, work_folder
+from draftwing.checkpoints.download import HUB_ID, Hub, download
+from draftwing.checkpoints.gguf_cache import check_gguf, convert, converted, converted_folder
+from draftwing.checkpoints.model_folder import ModelFolder, open_folder
 from draftwing.config_models import ModelConfig
-from draftwing.engine.cache import Progress, cache_root, only_one, silent, work_folder
-from draftwing.engine.download import HUB_ID, Hub, download
-from draftwing.engine.gguf_cache import check_gguf, convert, converted, converted_folder
-from draftwing.engine.model_folder import ModelFolder, open_folder
 from draftwing.errors import ConfigError
 
 DEMO_MODEL = "gemma-3-270m"

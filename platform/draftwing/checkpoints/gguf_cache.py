@@ -13,10 +13,10 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from draftwing.engine.cache import Progress, cache_root, made_whole, need_disk, only_one
-from draftwing.engine.gguf_file import GgufHeader, read_gguf, write_without_vocabulary
-from draftwing.engine.memory import need_memory
-from draftwing.engine.model_folder import add_samples
+from draftwing.checkpoints.cache import Progress, cache_root, made_whole, need_disk, only_one
+from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf, write_without_vocabulary
+from draftwing.checkpoints.memory import need_memory
+from draftwing.checkpoints.model_folder import add_samples
 from draftwing.errors import ConfigError
 
 CONVERTER = 1  # raise when the same file would be converted differently
@@ -107,7 +107,7 @@ def converted_folder(name: str, digest: str, root: Path | None = None) -> Path:
 
 def convert(header: GgufHeader, folder: Path, progress: Progress) -> None:
     """Fill `folder`, which must not exist, under its lock."""
-    from draftwing.engine import hf  # torch and transformers: only a conversion pays for them
+    from draftwing.checkpoints import hf  # torch and transformers: only a conversion pays for them
 
     size = 4 * header.elements
     need_memory(int(2.2 * size), f"converting {header.path.name}")

@@ -16,10 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftwing.engine.cache import Progress, cache_root, made_whole, only_one, silent
-from draftwing.engine.download import HUB_ID, Hub, download
-from draftwing.engine.model_folder import add_samples, read_json
-from draftwing.engine.weight_files import INDEX, SINGLE, StoredTensor, read_header, read_weight_files
+from draftwing.checkpoints.cache import Progress, cache_root, made_whole, only_one, silent
+from draftwing.checkpoints.download import HUB_ID, Hub, download
+from draftwing.checkpoints.model_folder import add_samples, read_json
+from draftwing.checkpoints.weight_files import INDEX, SINGLE, StoredTensor, read_header, read_weight_files
 from draftwing.errors import ConfigError
 
 ARCHIVES = (".bin", ".pt", ".pth")
