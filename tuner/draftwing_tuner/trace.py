@@ -3,10 +3,10 @@
 By rule R1 the answer is the same whatever is drafted, so a trace replays any policy exactly, as long as a proposal
 depends on nothing but the tokens before it.
 
-A trace is a folder of Parquet files: `requests.parquet` and one `proposals-NAME.parquet` for each drafter. Position i of
-an answer follows the prompt and the answer's first i tokens; position 0 is never drafted, because the prompt's last row
-brings its token. A proposal is the largest tree that was asked for, its nodes in the order of levels and siblings best
-first, so that any smaller shape is a part of it. Confidences are kept in parts of 1/1024, as policies use them.
+A trace is a folder of Parquet files: `requests.parquet` and one `proposals-NAME.parquet` for each drafter. Position i
+of an answer follows the prompt and the answer's first i tokens; position 0 is never drafted, because the prompt's last
+row brings its token. A proposal is the largest tree that was asked for, its nodes in the order of levels and siblings
+best first, so that any smaller shape is a part of it. Confidences are kept in parts of 1/1024, as policies use them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def write_trace(trace: Trace, folder: Path) -> None:
 def read_trace(folder: Path) -> Trace:
     """ConfigError names the file and what is wrong with it."""
     table, about = _read(folder / REQUESTS, _request_fields())
-    requests = tuple(TraceRequest(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in table)
+    requests = tuple(_request(row) for row in table)
     proposals = {}
     for path in sorted(folder.glob(f"{PROPOSALS}*.parquet")):
         rows, _ = _read(path, _proposal_fields())
@@ -143,6 +143,11 @@ def read_trace(folder: Path) -> Trace:
             _checked(row, len(request.output), path) for row, request in zip(rows, requests, strict=True)
         )
     return Trace(requests, proposals, about)
+
+
+def _request(row: Mapping[str, Any]) -> TraceRequest:
+    columns: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return TraceRequest(**columns)
 
 
 def _checked(row: Mapping[str, Any], positions: int, path: Path) -> Proposals:
@@ -160,11 +165,11 @@ def _checked(row: Mapping[str, Any], positions: int, path: Path) -> Proposals:
 
 def _arrow() -> Any:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        import pyarrow.parquet as _parquet  # noqa: F401  reached as pa.parquet
     except ImportError as error:
         raise SetupError("traces are Parquet files, which need pyarrow; install draftwing[tune]") from error
-    return pyarrow
+    return pa
 
 
 def _request_fields() -> list[tuple[str, Any]]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftwing_tuner.trace import Proposals, Trace, TraceRequest, level_order, read_trace, write_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwing.core import DraftTree
 from draftwing.errors import ConfigError
+from draftwing_tuner.trace import Proposals, Trace, TraceRequest, level_order, read_trace, write_trace
 
 
 @st.composite
@@ -21,7 +21,7 @@ def trees(draw: st.DrawFn, confident: bool) -> DraftTree:
     parents = np.array([draw(st.integers(-1, node - 1)) for node in range(size)], dtype=np.int64)
     tokens = np.array(draw(st.permutations(range(100, 120)))[:size], dtype=np.int64)
     parts = draw(st.lists(st.integers(0, 1024), min_size=size, max_size=size))
-    return DraftTree(tokens, parents, np.array(parts, dtype=np.float32) / 1024 if confident else None)
+    return DraftTree(tokens, parents, (np.array(parts) / 1024).astype(np.float32) if confident else None)
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:
