@@ -7,6 +7,7 @@ drafted path after the other, in float64, no cache pages, no batches).
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Random:
         self._draw = torch.Generator().manual_seed(seed)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=self._draw) * 1.5 / columns**0.5
+        return torch.randn(rows, columns, generator=self._draw) * (1.5 / math.sqrt(columns))
 
     def norm(self, width: int) -> Tensor:
         return 1 + 0.4 * torch.randn(width, generator=self._draw)
@@ -90,7 +91,7 @@ def tensors_of(variant: Variant, seed: int = 0) -> dict[str, Tensor]:
     else:
         made |= _around(variant, random)
     if variant.embedding == "own":
-        made["embed_tokens.weight"] = random.matrix(VOCAB, size) * size**0.5
+        made["embed_tokens.weight"] = random.matrix(VOCAB, size) * math.sqrt(size)
     return made
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.core import DraftShape, DraftTree, SamplingParams, StepPlan
@@ -31,6 +30,7 @@ from tests.dense_eagle import (
     layers_of,
     save_head,
 )
+from tests.variants import TinyTarget, covering
 
 FACTORS: dict[str, Sequence[Any]] = {
     "dialect": ("safeailab", "specforge", "speculators", "deepspec"),
@@ -50,21 +50,7 @@ FACTORS: dict[str, Sequence[Any]] = {
 }
 
 
-def covering(factors: Mapping[str, Sequence[Any]], draws: int = 20_000) -> list[Variant]:
-    """Drawn variants, each of which has a pair of values that none before had."""
-    draw, seen, kept = np.random.default_rng(0), set[Any](), []
-    for _ in range(draws):
-        row = {name: values[int(draw.integers(len(values)))] for name, values in factors.items()}
-        if not (variant := Variant(**row)).sensible:
-            continue
-        pairs = set(combinations(row.items(), 2))
-        if not pairs <= seen:
-            seen |= pairs
-            kept.append(variant)
-    return kept
-
-
-EAGLE3 = covering(FACTORS)
+EAGLE3 = [Variant(**row) for row in covering(FACTORS, lambda row: Variant(**row).sensible)]
 EAGLE1 = [
     Variant(version=1, bias=bias, embedding=embedding, rope=rope, kv_heads=heads, vocabulary="target")
     for bias, embedding, (rope, heads) in product(
@@ -73,23 +59,7 @@ EAGLE1 = [
 ]
 
 
-class Target(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.embed = nn.Embedding(VOCAB, TARGET_HIDDEN)
-        self.head = nn.Linear(TARGET_HIDDEN, VOCAB, bias=False)
-        self.head.weight.data *= 3
-        self.requires_grad_(False)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head
-
-
-TARGET = Target()
+TARGET = TinyTarget(VOCAB, TARGET_HIDDEN)
 
 
 def drafter_of(variant: Variant, folder: Path) -> EagleDrafter:
