@@ -145,7 +145,6 @@ def test_the_request_limits_of_the_config_are_those_that_requests_are_checked_by
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
-        "c.yaml:7: parallel.tensor is 8, and more than one rank is not available in this version; expected 1",
         "c.yaml:8: drafters is [{'method': 'mtp', 'name': 'head', "
         "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instruct-..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
@@ -161,8 +160,36 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "parallel: {pipeline: 2}",
+            "c.yaml:1: parallel.pipeline is 2, and pipeline stages are not available; expected 1 "
+            "(raise parallel.tensor instead)",
+        ),
+        (
+            "parallel: {tensor: 2, expert: 4}",
+            "c.yaml:1: parallel.expert is 4, but parallel.tensor is 2; expected 2, or parallel.tensor: 1",
+        ),
+        (
+            "{model: {quantization: int8}, parallel: {tensor: 2}}",
+            "c.yaml:1: parallel is {'tensor': 2}, and model.quantization is 'int8', which runs on one rank only; "
+            "set one of the two",
+        ),
+    ],
+)
+def test_ranks_that_can_not_be(text: str, problem: str) -> None:
+    assert problems(text) == [problem]
+
+
+def test_ranks_of_a_replica() -> None:
+    sizes = [("", 1), ("tensor: 4", 4), ("expert: 4", 4), ("tensor: 4, expert: 4", 4)]
+    assert [load(f"parallel: {{{text}}}").config.parallel.ranks for text, _ in sizes] == [ranks for _, ranks in sizes]
+
+
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
-    text = EXAMPLE.replace("tensor: 8", "tensor: 1").replace("replicas: 2}\n", "replicas: 1}\n")
+    text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
     lines = [line for line in text.splitlines() if "mtp" not in line and "draft_model" not in line]
     text = "\n".join(line for line in lines if not line.startswith(("policy", "server")))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
@@ -450,7 +477,7 @@ def test_a_config_made_in_code_is_checked_too() -> None:
     with pytest.raises(ValidationError):
         Config.model_validate({"model": {"pth": "x"}})
     with pytest.raises(ValidationError):
-        Config.model_validate({"parallel": {"tensor": 2}})
+        Config.model_validate({"parallel": {"pipeline": 2}})
     with pytest.raises(ValidationError, match="frozen"):
         Config().limits.n = 3  # type: ignore[misc]
 
