@@ -160,34 +160,6 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (
-            "parallel: {pipeline: 2}",
-            "c.yaml:1: parallel.pipeline is 2, and pipeline stages are not available; expected 1 "
-            "(raise parallel.tensor instead)",
-        ),
-        (
-            "parallel: {tensor: 2, expert: 4}",
-            "c.yaml:1: parallel.expert is 4, but parallel.tensor is 2; expected 2, or parallel.tensor: 1",
-        ),
-        (
-            "{model: {quantization: int8}, parallel: {tensor: 2}}",
-            "c.yaml:1: parallel is {'tensor': 2}, and model.quantization is 'int8', which runs on one rank only; "
-            "set one of the two",
-        ),
-    ],
-)
-def test_ranks_that_can_not_be(text: str, problem: str) -> None:
-    assert problems(text) == [problem]
-
-
-def test_ranks_of_a_replica() -> None:
-    sizes = [("", 1), ("tensor: 4", 4), ("expert: 4", 4), ("tensor: 4, expert: 4", 4)]
-    assert [load(f"parallel: {{{text}}}").config.parallel.ranks for text, _ in sizes] == [ranks for _, ranks in sizes]
-
-
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
     text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
     lines = [line for line in text.splitlines() if "mtp" not in line and "draft_model" not in line]

@@ -86,10 +86,11 @@ def plan_capacity(config: Config, hardware: Hardware, tell: Progress = silent) -
     needed = _needed(config, plan, model.config)
     if hardware.memory is not None and needed > _usable(config, hardware.memory):
         fits = _fitting(config, model, dtype, drafters, hardware)
+        cache, usable = _least_cache(config, model.config), _usable(config, hardware.memory)
         raise SetupError(
-            f"a rank of {where} needs {needed / 1e9:.1f} GB for weights and {_least_cache(config, model.config)} tokens of "
-            f"cache, and {_usable(config, hardware.memory) / 1e9:.1f} GB ({config.cache.gpu_fraction:.0%}) of its "
-            f"device's {hardware.memory / 1e9:.1f} GB may be used; {fits}"
+            f"a rank of {where} needs {needed / 1e9:.1f} GB for weights and {cache} tokens of cache, and "
+            f"{usable / 1e9:.1f} GB ({config.cache.gpu_fraction:.0%}) of its device's {hardware.memory / 1e9:.1f} GB "
+            f"may be used; {fits}"
         )
     return plan
 
