@@ -19,10 +19,10 @@ from draftwing_tuner.paired import Block, Traffic, compare, plain_policy, run_bl
 
 
 class Timed(MockTarget):
-    """A forward takes base + per_row * rows milliseconds on the clock `now`."""
+    """A forward takes base + per_row * rows milliseconds on the clock `now`. order: see `MockBehaviour`."""
 
-    def __init__(self, base: float, per_row: float) -> None:
-        super().__init__(MockBehaviour(vocab_size=12, order=1, sharpness=8.0), slots=4096)
+    def __init__(self, base: float, per_row: float, order: int = 1) -> None:
+        super().__init__(MockBehaviour(vocab_size=12, order=order, sharpness=8.0), slots=4096)
         self.base, self.per_row, self.seconds = base, per_row, 0.0
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
@@ -53,8 +53,8 @@ def test_a_block_counts_full_steps_alone() -> None:
 
 
 def test_a_policy_that_gains_is_seen_to_gain_and_one_that_loses_to_lose() -> None:
-    for per_row, gains in ((0.01, True), (1000.0, False)):
-        runner = Timed(10.0, per_row)
+    for order, gains in ((1, True), (0, False)):  # text that repeats itself, and text that doesn't
+        runner = Timed(10.0, 10.0, order)
         traffic = traffic_of(runner, 2)
         policies = {"plain": plain_policy(), "k4": FixedPolicy("", DraftShape((1,) * 4, 4))}
         rounds = []
