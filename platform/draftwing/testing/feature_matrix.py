@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from draftwing.core import Request, SamplingParams
+from draftwing.core import DraftShape, Request, SamplingParams
 from draftwing.drafters.base import Drafter, SequenceView
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.drafters.none import NoneDrafter
+from draftwing.drafters.tree import full_size
 from draftwing.engine.step import Engine
+from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.cost import CostModel
+from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
+from draftwing.policy.profile import Profile
 from draftwing.testing.drafters import OracleDrafter
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
@@ -28,6 +34,13 @@ from draftwing.testing.run_engine import Received, assert_idle, make_engine
 VOCAB, EOS = 48, 2
 SEEDS = 100
 MAIN = "main"  # ids of the requests that the cell is about begin so
+CHEAP_ROWS = CostModel.fit(  # drafts pay here, so that adaptive makes some
+    CostCurves(
+        name="cheap rows",
+        verify=tuple(VerifyCell(batch=1, rows=n, context=0, verify_ms=10 + n / 50) for n in (1, 2, 4, 64, 512)),
+        draft_step_ms=(BatchCell(batch=1, ms=0.01),),
+    )
+)
 
 FACTORS: dict[str, Sequence[Any]] = {
     "drafter": ("oracle", "draft_model", "ngram", "none"),
@@ -45,6 +58,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "preempt": (False, True),
     "resume": (False, True),
     "ties": (False, True),
+    "adaptive": (False, True),
 }
 
 
@@ -72,17 +86,30 @@ class Cell:
     preempt: bool
     resume: bool
     ties: bool
+    adaptive: bool = False
 
     def __str__(self) -> str:
         words = [self.drafter, f"t{self.temperature:g}", self.ending, self.batch]
-        flags = ("penalties", "logit_bias", "ignore_eos", "min_tokens", "prefix", "preempt", "resume", "ties")
+        flags = (
+            "adaptive",
+            "penalties",
+            "logit_bias",
+            "ignore_eos",
+            "min_tokens",
+            "prefix",
+            "preempt",
+            "resume",
+            "ties",
+        )
         words += [name for name in flags if getattr(self, name)]
         words += [f"top_k{self.top_k}"] * bool(self.top_k) + ["logprobs"] * bool(self.logprobs) + [f"n{self.n}"]
         return "-".join(words)
 
 
 def sensible(row: Row) -> bool:
-    """An ignored end can't be the ending, and one sequence alone is never preempted."""
+    """An ignored end can't be the ending, nothing is adapted without drafts, and one alone is never preempted."""
+    if row["adaptive"] and row["drafter"] == "none":
+        return False
     if row["ending"] == "eos" and row["ignore_eos"]:
         return False
     return not (row["preempt"] and row["batch"] == "alone" and row["n"] == 1)
@@ -244,15 +271,19 @@ def _engine(run: Run) -> Engine:
     room = max(longest + 8, whole // 2) if cell.preempt else whole + 400
     drafter = _drafter(run)
     drafter.reserve(room // 2, 2)
+    branching = () if cell.drafter == "none" else ((2, 1, 1, 1) if run.seed % 2 else (1, 1, 1, 1))
+    shape = DraftShape(branching, full_size(branching))
     return make_engine(
         run.target,
         drafter=drafter,
-        branching=() if cell.drafter == "none" else ((2, 1, 1, 1) if run.seed % 2 else (1, 1, 1, 1)),
+        branching=branching,
+        policy=AdaptivePolicy("it", shape, drafter.traits, Profile(CHEAP_ROWS, frozen=True)) if cell.adaptive else None,
         blocks=room // 2,
         block_tokens=2,
         prefill_chunk=7,
         eos_token_ids=(EOS,),
         decoder=Letters(),
+        clock=count().__next__,
     )
 
 
