@@ -101,7 +101,7 @@ class Cell:
             "resume",
             "ties",
         )
-        words += [name for name in flags if getattr(self, name)]
+        words += [name for name in (*flags, "adaptive") if getattr(self, name)]
         words += [f"top_k{self.top_k}"] * bool(self.top_k) + ["logprobs"] * bool(self.logprobs) + [f"n{self.n}"]
         return "-".join(words)
 
