@@ -33,6 +33,7 @@ BUILT_IN = {
     "dflash2": "draftwing.drafters.dflash:DFLASH2",
     "dspark": "draftwing.drafters.dflash:DSPARK",
     "medusa": "draftwing.drafters.medusa:METHOD",
+    "mtp": "draftwing.drafters.mtp:METHOD",
 }
 
 

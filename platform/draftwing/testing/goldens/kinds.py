@@ -22,8 +22,8 @@ KINDS: dict[str, str | None] = {
     "hf_greedy": "hf_greedy",
     "logits_processors": "logits_processors",
     "medusa": "medusa",
-    "mtp_deepseek": None,
-    "mtp_qwen3_next": None,
+    "mtp_deepseek": "mtp",
+    "mtp_qwen3_next": "mtp",
     "ngram": "ngram",
     "suffix": "suffix",
 }
