@@ -146,6 +146,7 @@ def _with_weight(like: nn.Module, weight: Tensor) -> nn.Module:
 
 def _layer(weights: Weights, prefix: str, decoder: Any, index: int) -> Any:
     """A decoder layer with the checkpoint's tensors, of the kind of that layer of the target that has the same ones."""
+    attention.register()
     config = copy.copy(decoder.config)
     config._attn_implementation = attention.NAME
     count = len(decoder.layers)

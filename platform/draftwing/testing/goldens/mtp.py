@@ -20,7 +20,6 @@ from draftwing.drafters.base import Accepted, FeatureRows, NullController, Targe
 from draftwing.drafters.mtp import MtpOptions
 from draftwing.drafters.mtp_drafter import MtpDrafter
 from draftwing.drafters.mtp_head import MtpHead
-from draftwing.engine import attention
 from draftwing.engine.build import engine_for, target_info
 from draftwing.engine.loading import load_target
 from draftwing.policy.modes import FixedPolicy
@@ -111,7 +110,6 @@ def _plain(case: Case, verdict: Verdict, folder: Path, depth: int) -> tuple[Targ
 
     auto: Any = AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    attention.register()
     own = model.config
     info = TargetInfo(own.vocab_size, 512, hidden_size=own.hidden_size, layers=own.num_hidden_layers, model=model)
 
