@@ -61,18 +61,31 @@ class ModelConfig(Section):
 
 
 class ParallelConfig(Section):
-    """Ranks of one replica along each axis."""
+    """Ranks of one replica. tensor: every layer is cut into so many parts. expert: whole experts are dealt out to so
+    many ranks, and everything else is cut as by tensor; where both are set they are equal."""
 
     tensor: Count = 1
     expert: Count = 1
     pipeline: Count = 1
 
-    @field_validator("tensor", "expert", "pipeline")
+    @field_validator("expert")
     @classmethod
-    def _one_rank(cls, size: int) -> int:
+    def _one_cut(cls, expert: int, info: ValidationInfo) -> int:
+        tensor = info.data.get("tensor", 1)
+        if expert > 1 and tensor not in (1, expert):
+            raise ValueError(f", but parallel.tensor is {tensor}; expected {tensor}, or parallel.tensor: 1")
+        return expert
+
+    @field_validator("pipeline")
+    @classmethod
+    def _no_stages(cls, size: int) -> int:
         if size > 1:
-            raise ValueError(", and more than one rank is not available in this version; expected 1")
+            raise ValueError(", and pipeline stages are not available; expected 1 (raise parallel.tensor instead)")
         return size
+
+    @property
+    def ranks(self) -> int:
+        return max(self.tensor, self.expert)
 
 
 class DrafterConfig(BaseModel):
@@ -207,6 +220,16 @@ class Config(Section):
     cache: CacheConfig = CacheConfig()
     limits: LimitsConfig = LimitsConfig()
     server: ServerConfig = ServerConfig()
+
+    @field_validator("parallel")
+    @classmethod
+    def _whole_weights(cls, parallel: ParallelConfig, info: ValidationInfo) -> ParallelConfig:
+        model = info.data.get("model")
+        if parallel.ranks > 1 and model is not None and model.quantization is not None:
+            raise ValueError(
+                f", and model.quantization is {model.quantization!r}, which runs on one rank only; set one of the two"
+            )
+        return parallel
 
     @field_validator("drafters")
     @classmethod

@@ -145,7 +145,6 @@ def test_the_request_limits_of_the_config_are_those_that_requests_are_checked_by
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
-        "c.yaml:7: parallel.tensor is 8, and more than one rank is not available in this version; expected 1",
         "c.yaml:8: drafters is [{'method': 'mtp', 'name': 'head', "
         "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instruct-..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
@@ -162,7 +161,7 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
 
 
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
-    text = EXAMPLE.replace("tensor: 8", "tensor: 1").replace("replicas: 2}\n", "replicas: 1}\n")
+    text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
     lines = [line for line in text.splitlines() if "mtp" not in line and "draft_model" not in line]
     text = "\n".join(line for line in lines if not line.startswith(("policy", "server")))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
@@ -450,7 +449,7 @@ def test_a_config_made_in_code_is_checked_too() -> None:
     with pytest.raises(ValidationError):
         Config.model_validate({"model": {"pth": "x"}})
     with pytest.raises(ValidationError):
-        Config.model_validate({"parallel": {"tensor": 2}})
+        Config.model_validate({"parallel": {"pipeline": 2}})
     with pytest.raises(ValidationError, match="frozen"):
         Config().limits.n = 3  # type: ignore[misc]
 

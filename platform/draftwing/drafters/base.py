@@ -165,10 +165,10 @@ class FeatureRows:
 class Accepted:
     """What a verify committed for one sequence: all are already at the end of `SequenceView.tokens`.
 
-    nodes [0..K]: indexes into the draft that was verified, in path order; empty if none was, or it was refused.
+    nodes [0..K]: indexes into the draft as it was proposed, in path order; empty if none was, or it was refused.
     count: tokens committed, the bonus token included; it is less than 1 + len(nodes) where a stop cut the path.
-    choices [1 + n]: the target's own token after the root and after each of the draft's n nodes, taken or not; None
-    where nobody says.
+    choices [1 + n]: the target's own token after the root and after each of the draft's n nodes, taken or not, -1 after
+    those that were left out of the verify; None where nobody says.
     """
 
     nodes: IntArray

@@ -19,7 +19,7 @@ from draftwing.engine.scheduler import Limits
 from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
-from draftwing.errors import SetupError
+from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.modes import parse_mode
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
@@ -32,6 +32,11 @@ def build_local(config: Config, *, progress: Progress | None = None) -> tuple[En
     ConfigError or SetupError, before anything heavy where it can be known.
     """
     tell = progress or silent
+    if config.parallel.ranks > 1:
+        raise ConfigError(
+            f"parallel asks for {config.parallel.ranks} ranks, and this command runs the model in one process; "
+            "set parallel.tensor: 1 and parallel.expert: 1, or use draftwing serve"
+        )
     folder = resolve_model(config.model, progress=tell)
     tell(f"loading {folder.path}")
     target = load_target(
