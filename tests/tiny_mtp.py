@@ -83,8 +83,8 @@ class Made:
     folder: Path
     model: Any
     layers: list[Any] = field(default_factory=list)
-    norms: list[list[nn.Module]] = field(default_factory=list)
-    joins: list[nn.Linear] = field(default_factory=list)
+    norms: list[list[Any]] = field(default_factory=list)
+    joins: list[Any] = field(default_factory=list)
 
 
 def make(name: str, folder: Path, *, seed: int = 0, vocab: int = VOCAB) -> Made:
@@ -111,13 +111,14 @@ def make(name: str, folder: Path, *, seed: int = 0, vocab: int = VOCAB) -> Made:
         extras.append(nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False))
         randomise(extras.requires_grad_(False), seed + 20 + i)
         made.norms.append([extras[0], extras[1], extras[2]])
-        made.joins.append(extras[3])  # type: ignore[arg-type]
+        made.joins.append(extras[3])
     _store(made)
     return made
 
 
 def _store(made: Made) -> None:
-    family, tensors = made.family, {}
+    family = made.family
+    tensors: dict[str, Tensor] = {}
     made.model.save_pretrained(made.folder)
     for i, layer in enumerate(made.layers):
         prefix = family.prefix.format(i=i, after=made.model.config.num_hidden_layers + i)
@@ -126,7 +127,7 @@ def _store(made: Made) -> None:
             tensors |= {f"{inner}{n}": t for n, t in unstacked(name, tensor).items()}
         embedding, hidden, join, norm = (f"{prefix}{name}.weight" for name in family.names)
         for name, module in zip((embedding, hidden, norm), made.norms[i], strict=True):
-            tensors[name] = module.weight  # type: ignore[assignment]
+            tensors[name] = module.weight
         tensors[join] = made.joins[i].weight
         if family.own:
             tensors[f"{prefix}embed_tokens.weight"] = made.model.get_input_embeddings().weight
@@ -140,7 +141,9 @@ def unstacked(name: str, tensor: Tensor) -> dict[str, Tensor]:
     stack, _, kind = name.rpartition(".")
     if kind == "gate_up_proj":
         gate, up = tensor.chunk(2, dim=1)
-        return {f"{stack}.{e}.{k}.weight": t[e] for k, t in (("gate_proj", gate), ("up_proj", up)) for e in range(len(t))}
+        return {
+            f"{stack}.{e}.{k}.weight": t[e] for k, t in (("gate_proj", gate), ("up_proj", up)) for e in range(len(t))
+        }
     if kind == "down_proj":
         return {f"{stack}.{e}.{kind}.weight": tensor[e] for e in range(len(tensor))}
     return {name: tensor}

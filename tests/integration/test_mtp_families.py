@@ -153,7 +153,11 @@ def test_a_prefix_hit_is_one_for_every_module(name: str, shared: int, tmp_path: 
 def apart(made: Made, folder: Path, **more: torch.Tensor) -> Path:
     """The modules alone, as a folder of their own."""
     folder.mkdir()
-    heads = ("mtp.", "model.mtp_layers.", *(f"model.layers.{made.model.config.num_hidden_layers + i}." for i in range(3)))
+    heads = (
+        "mtp.",
+        "model.mtp_layers.",
+        *(f"model.layers.{made.model.config.num_hidden_layers + i}." for i in range(3)),
+    )
     stored = load_file(made.folder / "model.safetensors")
     tensors = {name: tensor for name, tensor in stored.items() if name.startswith(heads)} | more
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -281,6 +281,11 @@ class MethodFacts:
     confidence: bool = False
     stateful_across_requests: bool = False
 
+    @classmethod
+    def of_a_head(cls, summary: str) -> MethodFacts:
+        """Facts of a head over the target's hidden states."""
+        return cls(summary, kind="feature", trees=True, confidence=True)
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterMethod(Generic[Options]):

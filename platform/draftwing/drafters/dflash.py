@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic import Field
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, MethodFacts
 
 
 class BlockOptions(CheckpointOptions):
@@ -29,6 +29,11 @@ def _make(method: str, options: BlockOptions) -> Drafter:
     return BlockDrafter(method, getattr(options, "confidence_threshold", 0.0))
 
 
-DFLASH = DrafterMethod(BlockOptions, partial(_make, "dflash"))
-DFLASH2 = DrafterMethod(BlockOptions, partial(_make, "dflash2"))
-DSPARK = DrafterMethod(DSparkOptions, partial(_make, "dspark"))
+_FILLS = "a small model that fills a block in one call"
+DFLASH = DrafterMethod(BlockOptions, partial(_make, "dflash"), MethodFacts.of_a_head(_FILLS))
+DFLASH2 = DrafterMethod(
+    BlockOptions, partial(_make, "dflash2"), MethodFacts.of_a_head(f"{_FILLS} and picks a path through it")
+)
+DSPARK = DrafterMethod(
+    DSparkOptions, partial(_make, "dspark"), MethodFacts.of_a_head(f"{_FILLS} and says where to cut it")
+)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, MethodFacts
 
 
 class EagleOptions(CheckpointOptions):
@@ -37,6 +37,8 @@ def _make(options: EagleOptions) -> Drafter:
     return EagleDrafter(options)
 
 
-EAGLE = DrafterMethod(EagleOptions, _make)
-EAGLE2 = DrafterMethod(Eagle2Options, _make)
-EAGLE3 = DrafterMethod(Eagle3Options, _make)
+EAGLE = DrafterMethod(EagleOptions, _make, MethodFacts.of_a_head("a decoder layer over the last hidden states"))
+EAGLE2 = DrafterMethod(Eagle2Options, _make, MethodFacts.of_a_head("as eagle, with trees by confidence"))
+EAGLE3 = DrafterMethod(
+    Eagle3Options, _make, MethodFacts.of_a_head("decoder layers over hidden states of several of the target's layers")
+)

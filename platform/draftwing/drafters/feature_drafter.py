@@ -59,7 +59,7 @@ class HeadRows:
 class Head(Protocol):
     """What a method brings. hidden_layers: see `DrafterTraits`. kv: its attention layers, in order of `layer_idx`.
 
-    hidden_size: H. width: W. target_ids [V_d]: the target's id of each column of `logits`, None where they are the same.
+    hidden_size: H. width: W. target_ids [V_d]: the target's id of each column of `logits`, None where it is the same.
     """
 
     hidden_layers: tuple[int, ...]
@@ -270,9 +270,7 @@ class FeatureDrafter:
                 self._filled.fill(sequence.table, sequence.chain, state.filled, whole)
                 state.filled = min(whole, len(sequence.chain))
 
-    def _forward(
-        self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor, *, drafted: bool = False
-    ) -> Tensor:
+    def _forward(self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor, *, drafted: bool = False) -> Tensor:
         """What the wanted rows give out, [M, W]. shifts: positions of each sequence that lie before its first slot."""
         batch = build(rows)
         counts = [len(r.tokens) for r in rows]
@@ -283,8 +281,7 @@ class FeatureDrafter:
         pages: Any = self._pages
         ctx = attention.prepare(batch, pages, self.head.device)
         tokens, where, deep, chain, wanted = (
-            torch.from_numpy(x).to(self.head.device)
-            for x in (batch.tokens, positions, depths, before, batch.wanted)
+            torch.from_numpy(x).to(self.head.device) for x in (batch.tokens, positions, depths, before, batch.wanted)
         )
         return self.head.forward(HeadRows(tokens, where, deep, chain, drafted, ctx), hidden)[wanted]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, MethodFacts
 
 Choices = tuple[tuple[int, ...], ...]
 
@@ -43,4 +43,6 @@ def _make(options: MedusaOptions) -> Drafter:
     return MedusaDrafter(options)
 
 
-METHOD = DrafterMethod(MedusaOptions, _make)
+METHOD = DrafterMethod(
+    MedusaOptions, _make, MethodFacts.of_a_head("heads that guess the next tokens from the last hidden state")
+)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, MethodFacts
 
 
 class MtpOptions(CheckpointOptions):
@@ -27,4 +27,6 @@ def _make(options: MtpOptions) -> Drafter:
     return MtpDrafter(options)
 
 
-METHOD = DrafterMethod(MtpOptions, _make)
+METHOD = DrafterMethod(
+    MtpOptions, _make, MethodFacts.of_a_head("multi-token prediction modules that came with the target")
+)

@@ -24,4 +24,6 @@ class MtpDrafter(FeatureDrafter):
         modules = read_modules(checkpoint, target, inside=self._options.path is None)
         if raw and len(modules) > 1:
             raise ConfigError(f"hidden is 'raw', but the checkpoint has {len(modules)} modules; expected 'normed'")
+        if any(module.output is not modules[0].output for module in modules):
+            raise ConfigError("the checkpoint's modules have different output layers; expected the target's or copies")
         self.ready(MtpHead(modules, target, raw=raw), target, dynamic=self._options.tree == "dynamic")

@@ -32,7 +32,7 @@ class MtpHead:
         self.modules, self._raw = modules, raw
         self._rope = model.get_decoder().rotary_emb
         self._keywords: dict[str, Any] = {}
-        self.hidden_layers = (target.layers + raw,)
+        self.hidden_layers: tuple[int, ...] = (target.layers + raw,)
         self.hidden_size = target.hidden_size
         self.width = target.hidden_size * len(modules)
         self.dtype, self.device = getattr(torch, target.dtype), torch.device(target.device)
@@ -71,11 +71,10 @@ class MtpHead:
     def logits(self, recycled: Tensor) -> Tensor:
         module = self.modules[0]
         newest = recycled[:, : self.hidden_size]
-        logits: Tensor = module.output(module.norm(newest) if self._raw else newest)
-        return logits
+        return module.output(module.norm(newest) if self._raw else newest)
 
 
-def _from_slot(ctx: AttentionContext, first: int) -> AttentionContext:
+def _from_slot(ctx: AttentionContext | ShapeProbe, first: int) -> AttentionContext | ShapeProbe:
     """Attention that sees none of a sequence's first slots, for rows that lie behind them."""
     if not first or isinstance(ctx, ShapeProbe):
         return ctx

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
 
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.weights import Weights
 from draftwing.engine import attention
 from draftwing.errors import ConfigError
+
+Run = Callable[[Tensor], Tensor]
+Apply = Callable[[Tensor, Tensor], Tensor]  # input and weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,14 @@ NEVER_NEEDED = ".rotary_emb.inv_freq"
 class MtpModule:
     """embedding, output: the target's own modules where the checkpoint has none, or copies of them."""
 
-    embedding: nn.Module
+    embedding: Run
     embedding_norm: nn.Module
     hidden_norm: nn.Module
     join: nn.Linear
     hidden_first: bool
     layer: nn.Module
     norm: nn.Module
-    output: nn.Module
+    output: Run
 
     def __call__(self, tokens: Tensor, hidden: Tensor, **call: Any) -> Tensor:
         """tokens [N], hidden [N, H]; call: what the layer takes -> [N, H], before the module's norm."""
@@ -108,40 +112,32 @@ def _read(weights: Weights, naming: Naming, prefix: str, of_layer: str, target: 
 
     def norm(*names: str) -> nn.Module:
         found = next((name for name in names if f"{prefix}{name}.weight" in weights), names[0])
-        made = copy.deepcopy(layer.input_layernorm)  # the family's own kind
+        made: nn.Module = copy.deepcopy(layer.input_layernorm)  # the family's own kind
         made.weight = nn.Parameter(weights.take(f"{prefix}{found}.weight", size), requires_grad=False)
         return made
 
     return MtpModule(
-        embedding=_shared(weights, [prefix + EMBEDDING], model.get_input_embeddings(), target),
+        embedding=_shared(weights, [prefix + EMBEDDING], model.get_input_embeddings(), target, embedding),
         embedding_norm=norm(naming.embedding),
         hidden_norm=norm(naming.hidden),
         join=weights.linear(f"{prefix}{naming.join}", 2 * size, size),
         hidden_first=prefix.startswith(HIDDEN_FIRST),
         layer=layer,
         norm=norm(*naming.norm),
-        output=_shared(weights, [prefix + name for name in OUTPUT], model.get_output_embeddings(), target),
+        output=_shared(weights, [prefix + name for name in OUTPUT], model.get_output_embeddings(), target, linear),
     )
 
 
-def _shared(weights: Weights, names: list[str], theirs: Any, target: TargetInfo) -> nn.Module:
+def _shared(weights: Weights, names: list[str], theirs: Any, target: TargetInfo, apply: Apply) -> Run:
     """The target's own embedding or output, unless the checkpoint has another one: copies are published too."""
     for name in names:
         if name in weights:
             own = weights.take(name, target.vocab_size, target.hidden_size)
             shared = getattr(theirs, "weight", own)
             if shared.dtype == own.dtype and not torch.equal(shared, own):
-                return _with_weight(theirs, own)
-    found: nn.Module = theirs
+                return lambda x: apply(x, own)
+    found: Run = theirs
     return found
-
-
-def _with_weight(like: nn.Module, weight: Tensor) -> nn.Module:
-    made: nn.Module
-    with torch.device("meta"):
-        made = nn.Embedding(*weight.shape) if hasattr(like, "num_embeddings") else nn.Linear(*weight.shape[::-1], False)
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    return made
 
 
 def _layer(weights: Weights, prefix: str, decoder: Any, index: int) -> Any:
@@ -161,7 +157,7 @@ def _layer(weights: Weights, prefix: str, decoder: Any, index: int) -> Any:
             break
     else:
         raise ConfigError(
-            f"the drafter's checkpoint has no tensor {prefix}{lacking[0]}; its layer must be of a kind that the target has"
+            f"the drafter's checkpoint has no tensor {prefix}{lacking[0]}; expected a layer of the target's kind"
         )
     theirs = decoder.layers[place]
     kept = {name: t.dtype for name, t in [*theirs.named_parameters(), *theirs.named_buffers()]}  # some stay float32

@@ -25,8 +25,7 @@ class Weights:
         return name in self._stored
 
     def take(self, name: str, *shape: int | None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, floats in dtype, else the drafter's; None: any size. ConfigError where it is missing or another.
-        """
+        """The tensor, floats in dtype or the drafter's; None: any size. ConfigError where it is missing or another."""
         if name not in self._stored:
             raise ConfigError(f"the drafter's checkpoint lacks the tensor {name}")
         tensor = self._checkpoint.read(self._stored[name])

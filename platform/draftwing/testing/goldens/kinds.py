@@ -9,8 +9,8 @@ from draftwing.testing.goldens.case import Case, Verdict
 
 Check = Callable[[Case], Verdict]
 
-# A kind's module has `check(case) -> Verdict`; None: no part of Draftwing can run this kind yet.
-KINDS: dict[str, str | None] = {
+# A kind's module has `check(case) -> Verdict`.
+KINDS = {
     "acceptance": "acceptance",
     "dflash": "blocks",
     "dflash2": "blocks",
@@ -29,10 +29,7 @@ KINDS: dict[str, str | None] = {
 }
 
 
-def check_for(kind: str) -> Check | None:
-    """What checks cases of this kind, None if not built yet. KeyError for an unknown kind."""
-    name = KINDS[kind]
-    if name is None:
-        return None
-    check: Check = import_module(f"draftwing.testing.goldens.{name}").check
+def check_for(kind: str) -> Check:
+    """What checks cases of this kind. KeyError for an unknown kind."""
+    check: Check = import_module(f"draftwing.testing.goldens.{KINDS[kind]}").check
     return check
