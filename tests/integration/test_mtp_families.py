@@ -219,7 +219,7 @@ def text_of(drafter: MtpDrafter, like: Text) -> DraftTree:
     [
         ({"model.layers.2.eh_proj.weight": None}, "has no multi-token prediction modules; expected eh_proj.weight"),
         ({"model.layers.2.mlp.experts.3.up_proj.weight": None}, "lacks the tensor model.layers.2.mlp.experts.3.up_pr"),
-        ({"model.layers.2.self_attn.o_proj.weight": None}, "no tensor model.layers.2.self_attn.o_proj.weight; its la"),
+        ({"model.layers.2.self_attn.o_proj.weight": None}, "no tensor model.layers.2.self_attn.o_proj.weight; expec"),
         ({"model.layers.2.hnorm.weight": torch.zeros(31)}, r"model.layers.2.hnorm.weight has shape \[31\]; expected"),
         ({"model.layers.2.bias": torch.zeros(1)}, r"does not know: model.layers.2.bias \[1\]"),
         ({"model.layers.3.bias": torch.zeros(1)}, r"does not know: model.layers.3.bias \[1\]"),

@@ -44,5 +44,7 @@ def _make(options: MedusaOptions) -> Drafter:
 
 
 METHOD = DrafterMethod(
-    MedusaOptions, _make, MethodFacts.of_a_head("heads that guess the next tokens from the last hidden state")
+    MedusaOptions,
+    _make,
+    MethodFacts("heads that guess several tokens from one hidden state", "feature", trees=True, confidence=True),
 )

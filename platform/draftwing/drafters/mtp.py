@@ -28,5 +28,10 @@ def _make(options: MtpOptions) -> Drafter:
 
 
 METHOD = DrafterMethod(
-    MtpOptions, _make, MethodFacts.of_a_head("multi-token prediction modules that came with the target")
-)
+    MtpOptions,
+    _make,
+    MethodFacts(
+        "multi-token prediction modules that came with the target", "feature", "incremental",
+        trees=True, confidence=True, own_cache=True,
+    ),
+)  # fmt: skip
