@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.conftest import ROOT
 
 WORLD = partial(GoldenWorld, goldens_folder(ROOT / "tests" / "goldens"))
 CELLS = golden_cells()
-TREE = {
+TREE: dict[str, Any] = {
     "tree": True, "temperature": 0.8, "top_k": 0, "penalties": True, "logit_bias": False, "ending": "length",
     "ignore_eos": False, "logprobs": None, "min_tokens": False, "n": 3, "batch": "alone", "prefix": True,
     "preempt": False, "resume": False, "ties": False,
