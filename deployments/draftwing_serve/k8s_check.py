@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from draftwing.errors import ConfigError, DraftwingError, SetupError
+from draftwing.config_errors import explain
+from draftwing.errors import ConfigError, SetupError
 
 _TIMEOUT_S = 60
 _OPEN = "x-kubernetes-preserve-unknown-fields"
@@ -83,8 +84,9 @@ def _serve_problems(name: str, text: str) -> Iterator[str]:
     for application in parsed.applications:
         try:
             Config.model_validate(application.args)
-        except (ValidationError, DraftwingError) as error:
-            yield f"RayService {name}: application {application.name}: {str(error).splitlines()[-2:]}"
+        except ValidationError as error:
+            for _, message in explain(error, Config):
+                yield f"RayService {name}: application {application.name}: {message}"
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,23 @@ def uses_our_attention(config: Any) -> bool:
     with torch.device("meta"):
         model = auto.from_config(config, trust_remote_code=True)
     return bool(getattr(model, "_supports_attention_backend", False))
+
+
+def meta_model(values: Mapping[str, Any]) -> Any:
+    """The causal language model that a config.json describes, on the meta device: shapes and plans, no weights.
+
+    ConfigError when transformers can't make one of it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    quiet()
+    auto: Any = AutoModelForCausalLM
+    try:
+        config = AutoConfig.for_model(**values)
+        with torch.device("meta"):
+            return auto.from_config(config.get_text_config())
+    except Exception as error:  # a config class raises anything
+        raise ConfigError(f"config.json can't be used ({one_line(error)})") from error
 
 
 def load_model(
