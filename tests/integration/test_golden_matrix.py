@@ -19,12 +19,13 @@ TREE: dict[str, Any] = {
     "ignore_eos": False, "logprobs": None, "min_tokens": False, "n": 3, "batch": "alone", "prefix": True,
     "preempt": False, "resume": False, "ties": False,
 }  # fmt: skip
+FIRST = {"dflash2": 12, "eagle1_bias": 2, "eagle3_fullvocab": 9}  # seeds at which everything happens
 SAMPLE = [Cell(drafter=head, **TREE) for head in HEADS]
 
 
 @pytest.mark.parametrize("cell", SAMPLE, ids=map(str, SAMPLE))
 def test_every_head(cell: Cell) -> None:
-    run_cell(cell, WORLD)
+    run_cell(cell, WORLD, FIRST.get(cell.drafter, 0))
 
 
 @pytest.mark.slow

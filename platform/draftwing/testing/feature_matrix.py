@@ -215,10 +215,13 @@ def branching(cell: Cell) -> tuple[int, ...]:
     return (2, 1, 1, 1) if cell.tree else (1, 1, 1, 1)
 
 
-def run_cell(cell: Cell, world: Callable[[Cell, int], World] = MockWorld) -> Run:
-    """Serve seed after seed until everything the cell names happened. AssertionError: a wrong run, or it never does."""
+def run_cell(cell: Cell, world: Callable[[Cell, int], World] = MockWorld, first: int = 0) -> Run:
+    """Serve seed after seed until everything the cell names happened. AssertionError: a wrong run, or it never does.
+
+    first: the seed to begin with, which only saves time.
+    """
     missed: dict[str, int] = {}
-    for seed in range(SEEDS):
+    for seed in range(first, first + SEEDS):
         run = serve(cell, seed, world(cell, seed))
         if run is None:
             missed["no request like this"] = missed.get("no request like this", 0) + 1

@@ -30,6 +30,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle3_fullvocab": {"method": "eagle3", "tree": "static"},
     "eagle3_speculators": {"method": "eagle3"},
     "medusa1": {"method": "medusa"},
+    "mtp_deepseek_v3": {"method": "mtp"},
     "dflash_full": {"method": "dflash"},
     "dflash_swa_causal": {"method": "dflash"},
     "dflash2": {"method": "dflash2"},
