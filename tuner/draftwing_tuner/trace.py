@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from draftwing.core import DraftTree, IntArray
+from draftwing.drafters.tree import depths
 from draftwing.errors import ConfigError, SetupError
 
 SCHEMA = 1
@@ -89,17 +90,9 @@ class Trace:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def node_depths(parents: IntArray) -> IntArray:
-    """Of nodes whose parents come first: 1 below the root."""
-    depths: list[int] = []
-    for parent in parents.tolist():
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return np.array(depths, dtype=np.int64)
-
-
 def level_order(draft: DraftTree) -> DraftTree:
     """The same tree, level by level; siblings keep their order."""
-    order = np.argsort(node_depths(draft.parents), kind="stable")
+    order = np.argsort(depths(draft.parents), kind="stable")
     place = np.empty(len(order) + 1, dtype=np.int64)
     place[order] = np.arange(len(order))
     place[-1] = -1
