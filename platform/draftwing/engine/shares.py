@@ -10,7 +10,7 @@ Shapes: N rows, V vocabulary, H hidden size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
+from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import ModelRunner, Runner
 from draftwing.engine.split import Split
@@ -52,7 +53,7 @@ class Summed(nn.Module):
     def __init__(self, product: nn.Linear, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.bias = product.bias
-        product.bias = None
+        product.register_parameter("bias", None)
         self.product = product
         self._group = group
 
@@ -106,31 +107,46 @@ class CutEmbedding(nn.Module):
 
 
 class WholeEnds(nn.Module):
-    """A cut target's embedding and head, whole, for drafters that take them; read when first asked for.
+    """A target's embedding and head, whole, for drafters that take them from it; read when first asked for.
 
-    embedding, head: the target's modules before they were cut. read: the stored tensor of a module's weight.
+    Made before the target is cut. folder: where its weights lie.
     """
 
-    def __init__(self, embedding: nn.Module, head: nn.Module, read: Callable[[nn.Module], Tensor]) -> None:
+    def __init__(self, model: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self._cut = {"embedding": embedding, "head": head}
-        self._read = read
-        self._whole: dict[str, nn.Module] = {}
+        names = {module: name for name, module in model.named_modules()}
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        self._names = {"embedding": names[embedding], "head": names[head]}
+        self._bare = {"embedding": _bare(embedding), "head": _bare(head)}
+        self._folder, self._dtype, self._device = folder, dtype, device
+        self._read: set[str] = set()
 
     def get_input_embeddings(self) -> nn.Module:
-        return self._make("embedding")
+        return self._whole("embedding")
 
     def get_output_embeddings(self) -> nn.Module:
-        return self._make("head")
+        return self._whole("head")
 
-    def _make(self, name: str) -> nn.Module:
-        if name not in self._whole:
-            module = copy.copy(self._cut[name])
-            module._parameters = dict(module._parameters)
-            weight = self._read(self._cut[name])
-            module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
-            self._whole[name] = module
-        return self._whole[name]
+    def _whole(self, part: str) -> nn.Module:
+        module = self._bare[part]
+        if part not in self._read:
+            stored = open_checkpoint(str(self._folder))
+            for key in module._parameters:
+                name = f"{self._names[part]}.{key}"
+                if name not in stored and part == "head":
+                    name = f"{self._names['embedding']}.{key}"  # tied
+                tensor = stored.read(name).to(self._device, self._dtype)
+                module._parameters[key] = nn.Parameter(tensor, requires_grad=False)
+            self._read.add(part)
+        return module
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """A copy without weights, and without what transformers hangs on a module that is cut."""
+    bare = copy.copy(module)
+    bare._parameters = {key: None for key, parameter in module._parameters.items() if parameter is not None}
+    vars(bare).pop("forward", None)
+    return bare
 
 
 def cut_modules(model: Any, split: Split, rank: int, group: dist.ProcessGroup) -> None:
@@ -143,52 +159,39 @@ def cut_modules(model: Any, split: Split, rank: int, group: dist.ProcessGroup) -
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for key, child in list(parent.named_children()):
-            plain = _with_local_weights(child, local)
-            style = split.style(f"{names[child]}.weight")
-            if not isinstance(child, nn.Linear | nn.Embedding) and "experts" in names[child]:
+            cut = _take_local(child, local)
+            name = f"{names[child]}.weight"
+            style = split.style(name)
+            if "experts" in names[child].split("."):
                 continue
             vars(child).pop("forward", None)
-            if isinstance(child, nn.Embedding) and style == "embedding_rowwise":
+            if split.is_narrowed(name):
+                _narrow(child, split, rank)
+            elif cut and isinstance(child, nn.Embedding):
                 child.padding_idx = None  # it may lie in another share, and matters in training alone
                 setattr(parent, key, CutEmbedding(child, group))
-            elif isinstance(child, nn.Linear) and style is not None:
-                _place(parent, key, child, split, names[child], rank, group, child is head)
-            elif plain and style is not None:
-                raise ConfigError(f"a share of {names[child]} ({type(child).__name__}, {style}) can't be run")
+            elif cut and child is head:
+                setattr(parent, key, Gathered(child, child.out_features, group))
+            elif cut and style == "rowwise":
+                setattr(parent, key, Summed(child, group))
+            elif cut and style != "colwise":
+                raise ConfigError(f"{names[child]} is cut {style}, which this version can't run")
+            if isinstance(child, nn.Linear):
+                child.out_features, child.in_features = child.weight.shape
 
 
-def _with_local_weights(module: nn.Module, local: dict[int, nn.Parameter]) -> bool:
-    """Replace distributed parameters by this rank's part of them; tied ones stay tied. True if there were any."""
-    found = False
-    for key, parameter in list(module._parameters.items()):
-        if isinstance(parameter, DTensor):
-            if id(parameter) not in local:
-                local[id(parameter)] = nn.Parameter(parameter.to_local().contiguous(), requires_grad=False)
-            module._parameters[key] = local[id(parameter)]
-            found = True
-    return found
+def _take_local(module: nn.Module, local: dict[int, nn.Parameter]) -> bool:
+    """Put this rank's part in the place of each distributed parameter; tied ones stay tied. False: there was none."""
+    values: dict[str, Any] = dict(module._parameters)
+    cut = {key: value for key, value in values.items() if isinstance(value, DTensor)}
+    for key, value in cut.items():
+        if id(value) not in local:
+            local[id(value)] = nn.Parameter(value.to_local().contiguous(), requires_grad=False)
+        module._parameters[key] = local[id(value)]
+    return bool(cut)
 
 
-def _place(
-    parent: nn.Module,
-    key: str,
-    product: nn.Linear,
-    split: Split,
-    name: str,
-    rank: int,
-    group: dist.ProcessGroup,
-    is_head: bool,
-) -> None:
-    if split.is_narrowed(f"{name}.weight"):
-        _narrow(product, split, rank)
-    elif is_head:
-        setattr(parent, key, Gathered(product, product.out_features, group))
-    elif split.style(f"{name}.weight") == "rowwise":
-        setattr(parent, key, Summed(product, group))
-    product.out_features, product.in_features = product.weight.shape
-
-
-def _narrow(product: nn.Linear, split: Split, rank: int) -> None:
+def _narrow(product: Any, split: Split, rank: int) -> None:
     """Keep the one key/value head that this rank's query heads read."""
     heads = product.out_features // split.head_size
     first = rank * heads // split.ranks * split.head_size

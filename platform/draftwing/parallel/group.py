@@ -5,29 +5,28 @@ Rank 0 opens a TCPStore on a port that the system picks, and whoever starts the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from draftwing.core import IntArray
 from draftwing.engine.batch import SequenceRows
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import ModelRunner, Runner
-from draftwing.errors import DraftwingError, SetupError
+from draftwing.errors import RankLost, SetupError
 from draftwing.parallel.packet import Packer, Unpacker, Words, stop_packet
 
 JOIN_S = 300.0
 IDLE = timedelta(days=365)  # how long ranks may wait for rank 0's next step; a dead one closes its connection
 FIRST_WORDS = 1024  # of a packet, 4 KB: what the other ranks read before they know its size
 BUCKET_WORDS = 4096
-
-
-class RankLost(DraftwingError):
-    """Another rank of this replica is gone, and so is the replica."""
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class RankGroup:
     size: int
     group: dist.ProcessGroup
     control: dist.ProcessGroup
-    store: dist.TCPStore
+    store: TCPStore
 
     def least(self, number: int) -> int:
         value = torch.tensor([number])
@@ -94,7 +93,7 @@ class LeadingRunner:
         self._packer = packer
         self._moves: list[IntArray] = []
 
-    def forward(self, sequences: list[SequenceRows]) -> torch.Tensor:
+    def forward(self, sequences: Seq[SequenceRows]) -> torch.Tensor:
         moves = np.concatenate([np.empty((2, 0), dtype=np.int64), *self._moves], axis=1)
         self._moves = []
         words = self._packer.pack(sequences, moves)
@@ -123,20 +122,21 @@ def follow(runner: ModelRunner, ranks: RankGroup, block_tokens: int) -> None:
             runner.forward(step.sequences)
 
 
-class _peers:  # noqa: N801
+@contextmanager
+def _peers() -> Iterator[None]:
     """A collective that fails because a peer is gone raises RankLost."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError) and _is_network(error):
-            line = str(error).strip().splitlines()[0][:200]
-            raise RankLost(f"another rank of this replica is gone ({line})") from error
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_network(error):
+            raise
+        line = str(error).strip().splitlines()[0][:200]
+        raise RankLost(f"another rank of this replica is gone ({line})") from error
 
 
 def _is_network(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error)
+    """gloo's own errors have no class of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def open_group(
@@ -146,14 +146,19 @@ def open_group(
 
     store: host:port of rank 0's store; rank 0 opens one at `host` and tells its address by on_store.
     """
+    if device.type == "cpu" and torch.accelerator.is_available():
+        raise SetupError(
+            "model.device is cpu and there are several ranks, but this process sees a GPU, which transformers would "
+            "use; set CUDA_VISIBLE_DEVICES to nothing"
+        )
     timeout = timedelta(seconds=JOIN_S)
     try:
         if rank == 0:
-            opened = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timeout)
+            opened = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timeout)
             on_store(f"{host}:{opened.port}")
         else:
             where, _, port = store.rpartition(":")
-            opened = dist.TCPStore(where, int(port), size, is_master=False, wait_for_workers=False, timeout=timeout)
+            opened = TCPStore(where, int(port), size, is_master=False, wait_for_workers=False, timeout=timeout)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=opened, rank=rank, world_size=size, timeout=IDLE)
         control = dist.new_group(backend="gloo", timeout=IDLE)

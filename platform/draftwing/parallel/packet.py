@@ -4,9 +4,9 @@ Block tables go as what is new since the packet before: a sequence that was in i
 blocks it has gained. Cache rows that were moved since travel with the next step, which is the first to read them.
 
 int32 words: kind, sequences, rows, moves; then a sequence's place in the packet before (-1: none), committed rows, own
-rows, wanted rows times two plus one where the rows are a tree, blocks kept, new blocks; then tokens; parents of trees;
-new blocks; sources and targets of moves. That is at most 16 bytes a row (token, parent, a move), 24 a sequence, 4 a new
-block, and 16.
+rows, wanted rows times two plus one where the rows are a tree, blocks kept; then tokens; parents of trees; new blocks;
+sources and targets of moves. That is at most 16 bytes a row (token, parent, a move), 20 a sequence, 4 a new block, and
+16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftwing.engine.batch import SequenceRows, chain_parents
 
 Words = npt.NDArray[np.int32]
 STEP, STOP = 1, 2
-HEAD, PER_SEQUENCE = 4, 6
+HEAD, PER_SEQUENCE = 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Packer:
             place, before = self.tables.get(rows.key, (-1, table[:0]))
             kept = _shared(before, table)
             tree = not np.array_equal(rows.parents, chain_parents(len(rows.tokens)))
-            head.append((place, rows.kv_len, len(rows.tokens), 2 * rows.wanted + tree, kept, len(table) - kept))
+            head.append((place, rows.kv_len, len(rows.tokens), 2 * rows.wanted + tree, kept))
             trees += [rows.parents] if tree else []
             fresh.append(table[kept:])
             if rows.key >= 0:
@@ -85,10 +85,11 @@ class Unpacker:
             return None
         head = words[HEAD : HEAD + PER_SEQUENCE * count].reshape(count, PER_SEQUENCE).astype(np.int64)
         at = HEAD + PER_SEQUENCE * count
-        sizes = [rows, int(head[head[:, 3] & 1 == 1, 2].sum()), int(head[:, 5].sum()), 2 * moves]
+        gained = -(-(head[:, 1] + head[:, 2]) // self.block_tokens) - head[:, 4]
+        sizes = [rows, int(head[head[:, 3] & 1 == 1, 2].sum()), int(gained.sum()), 2 * moves]
         tokens, parents, fresh, moved = np.split(words[at : at + sum(sizes)].astype(np.int64), np.cumsum(sizes)[:-1])
         sequences, tables = [], []
-        for place, kv_len, own, wanted, kept, new in head.tolist():
+        for (place, kv_len, own, wanted, kept), new in zip(head.tolist(), gained.tolist(), strict=True):
             table = np.concatenate([self.tables[place][:kept] if kept else fresh[:0], fresh[:new]])
             fresh = fresh[new:]
             above = parents[:own] if wanted & 1 else chain_parents(own)
