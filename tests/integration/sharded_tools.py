@@ -137,7 +137,8 @@ def random_eagle3(folder: Path, hidden: int, vocab: int) -> Path:
     draw = torch.Generator().manual_seed(0)
 
     def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=draw) / shape[-1] ** 0.5
+        drawn: torch.Tensor = torch.randn(shape, generator=draw) / shape[-1] ** 0.5
+        return drawn
 
     layer = "midlayer"
     tensors = {
