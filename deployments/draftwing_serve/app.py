@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from draftwing.checkpoints.hub import resolve_model
-from draftwing.config import Config, require_model
+from draftwing.config import Config, require_model, with_environment
 from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
@@ -92,8 +92,11 @@ class Gateway:
 
 
 def build(config: Config) -> serve.Application:
-    """The application of a config. ConfigError when it names no model."""
-    return build_with(config, factory=DEFAULT_FACTORY)
+    """The application of a config, over which the environment's variables go (a pod's secrets, say).
+
+    ConfigError when it names no model.
+    """
+    return build_with(with_environment(config), factory=DEFAULT_FACTORY)
 
 
 def build_with(config: Config, *, factory: str) -> serve.Application:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from draftwing.config_errors import closest, dotted, explain, refuse, section_in, unknown_key
 from draftwing.config_models import (
+    FROM_CHECKPOINT,
     CacheConfig,
     Config,
     DrafterConfig,
@@ -46,11 +47,12 @@ __all__ = [
     "load_config",
     "parse_setting",
     "require_model",
+    "with_environment",
 ]
 
 ENV_PREFIX = "DRAFTWING_"
-# Read elsewhere: by the tests, and for the folder of converted weights.
-ENV_RESERVED = frozenset({"DRAFTWING_REQUIRE_ALL", "DRAFTWING_GOLDENS", "DRAFTWING_CACHE"})
+# Read elsewhere: by the tests, for the folder of converted weights, and by `draftwing k8s check`.
+ENV_RESERVED = frozenset({"DRAFTWING_REQUIRE_ALL", "DRAFTWING_GOLDENS", "DRAFTWING_CACHE", "DRAFTWING_CRDS"})
 # Kubernetes sets these in every pod beside a service called draftwing*.
 _SERVICE_LINK = re.compile(r"DRAFTWING(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
 
@@ -121,6 +123,17 @@ def load_config(
     for key, value in (overrides or {}).items():
         found.add(_nest({key: value}), _FLAG)
     return found.resolve(file)
+
+
+def with_environment(config: Config, environ: Mapping[str, str] | None = None) -> Config:
+    """The config with this process's variables over it, for those who got it from elsewhere than `load_config`.
+
+    ConfigError lists every problem.
+    """
+    found = _Found()
+    found.add(config.model_dump(exclude_unset=True), _Source("the given config"))
+    found.add_environment(os.environ if environ is None else environ)
+    return found.resolve(None).config
 
 
 def require_model(config: Config) -> None:
@@ -213,7 +226,9 @@ class _Found:
         drafters = self._values.get("drafters")
         for i, entry in enumerate(drafters if isinstance(drafters, list) else []):
             try:
-                check_drafter(DrafterConfig.model_validate(entry), i)
+                drafter = DrafterConfig.model_validate(entry)
+                if drafter.method != FROM_CHECKPOINT or "path" not in drafter.options:
+                    check_drafter(drafter, i)
             except ValidationError:  # reported with the rest of the config
                 continue
             except ConfigError as error:

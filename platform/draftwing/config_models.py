@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
@@ -24,7 +24,7 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
 DEFAULT_MODE = "fixed:k=4"
-PLANNED_METHODS = ("mtp",)
+FROM_CHECKPOINT = "checkpoint"  # the method of a drafter that names a path alone
 
 
 class Section(BaseModel):
@@ -61,27 +61,51 @@ class ModelConfig(Section):
 
 
 class ParallelConfig(Section):
-    """Ranks of one replica along each axis."""
+    """Ranks of one replica. tensor: every layer is cut into so many parts. expert: whole experts are dealt out to so
+    many ranks, and everything else is cut as by tensor; where both are set they are equal."""
 
     tensor: Count = 1
     expert: Count = 1
     pipeline: Count = 1
 
-    @field_validator("tensor", "expert", "pipeline")
+    @field_validator("expert")
     @classmethod
-    def _one_rank(cls, size: int) -> int:
+    def _one_cut(cls, expert: int, info: ValidationInfo) -> int:
+        tensor = info.data.get("tensor", 1)
+        if expert > 1 and tensor not in (1, expert):
+            raise ValueError(f", but parallel.tensor is {tensor}; expected {tensor}, or parallel.tensor: 1")
+        return expert
+
+    @field_validator("pipeline")
+    @classmethod
+    def _no_stages(cls, size: int) -> int:
         if size > 1:
-            raise ValueError(", and more than one rank is not available in this version; expected 1")
+            raise ValueError(", and pipeline stages are not available; expected 1 (raise parallel.tensor instead)")
         return size
+
+    @property
+    def ranks(self) -> int:
+        return max(self.tensor, self.expert)
 
 
 class DrafterConfig(BaseModel):
-    """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter)."""
+    """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter).
+
+    The method may be left out where `path` names a checkpoint: it says the method then, when it is opened.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     method: Name
     name: Name = Field(default_factory=lambda data: data.get("method", ""))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told_by_its_checkpoint(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "method" in data or not isinstance(path := data.get("path"), str):
+            return data
+        name = "".join(path.rstrip("/").rpartition("/")[2].split())[:128] or FROM_CHECKPOINT
+        return {"name": name, **data, "method": FROM_CHECKPOINT}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -207,6 +231,16 @@ class Config(Section):
     cache: CacheConfig = CacheConfig()
     limits: LimitsConfig = LimitsConfig()
     server: ServerConfig = ServerConfig()
+
+    @field_validator("parallel")
+    @classmethod
+    def _whole_weights(cls, parallel: ParallelConfig, info: ValidationInfo) -> ParallelConfig:
+        model = info.data.get("model")
+        if parallel.ranks > 1 and model is not None and model.quantization is not None:
+            raise ValueError(
+                f", and model.quantization is {model.quantization!r}, which runs on one rank only; set one of the two"
+            )
+        return parallel
 
     @field_validator("drafters")
     @classmethod

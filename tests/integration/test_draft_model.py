@@ -19,7 +19,7 @@ from draftwing.engine.build import build_engine
 from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
-from draftwing.policy.base import PlanInputs, Policy
+from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 TARGETS = ("hf_greedy_llama8", "hf_greedy_gemma3_6")
@@ -98,7 +98,7 @@ def test_the_target_as_its_own_drafter_is_right(target: Path, kind: str, right: 
     assert counters.accepted_tokens >= right * counters.draft_tokens > 80
 
 
-class Sometimes:
+class Sometimes(UncutPolicy):
     """Drafts in every third step alone, so that the drafter falls behind and catches up."""
 
     def __init__(self, inner: Policy) -> None:

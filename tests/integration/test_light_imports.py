@@ -9,7 +9,7 @@ import sys
 from tests.conftest import ROOT
 
 LIST_MODULES = "import json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-UPWARD = {"ray", "optuna", "fastapi", "starlette", "uvicorn", "draftwing_serve"}
+UPWARD = {"ray", "optuna", "fastapi", "starlette", "uvicorn", "draftwing_serve", "draftwing_tuner"}
 
 
 def modules_after(code: str) -> set[str]:
@@ -34,4 +34,4 @@ def test_help_loads_no_torch() -> None:
     code = "import contextlib, draftwing.cli\nwith contextlib.suppress(SystemExit): draftwing.cli.main(['--help'])"
     loaded = modules_after(code)
     assert "draftwing" in loaded
-    assert not loaded & {"torch", "transformers", "ray", "fastapi"}
+    assert not loaded & {"torch", "transformers", "ray", "fastapi", "optuna", "pyarrow"}

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PACKAGES = {"draftwing": "platform", "draftwing_serve": "deployments"}
+PACKAGES = {"draftwing": "platform", "draftwing_serve": "deployments", "draftwing_tuner": "tuner"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def test_help(installed: Installed) -> None:
 
 
 def test_help_needs_the_engine_alone(installed: Installed) -> None:
-    absent = "import sys; sys.modules.update(dict.fromkeys(['ray', 'fastapi', 'uvicorn', 'starlette', 'torch']))"
+    names = ["ray", "fastapi", "uvicorn", "starlette", "optuna", "pyarrow", "torch"]
+    absent = f"import sys; sys.modules.update(dict.fromkeys({names}))"
     run = installed.run("python", "-c", f"{absent}; from draftwing.cli import main; sys.exit(main(['--help']))")
     assert run.returncode == 0, run.stderr
     assert "can't be loaded" not in run.stdout

@@ -14,13 +14,15 @@ import pytest
 
 from tests.conftest import ROOT
 
-OURS = {"draftwing", "draftwing_serve", "tests"}
+OURS = {"draftwing", "draftwing_serve", "draftwing_tuner", "draftwing_dashboards", "tests"}
 # Parts of pydantic that it ships as distributions of their own, and pins.
 PART_OF = {"annotated-types": "pydantic", "pydantic-core": "pydantic"}
 SOURCES = [
     ("platform/draftwing", ("bench",)),  # imported where it is used, after a message that names the extra
     ("platform/draftwing/testing", ("testing",)),
     ("deployments/draftwing_serve", ("serve",)),
+    ("tuner/draftwing_tuner", ("tune",)),
+    ("dashboards/draftwing_dashboards", ("dashboards",)),
     ("examples", ("demo",)),
     ("benchmarks", ("demo", "dev")),
     ("tests", ("demo", "dev")),

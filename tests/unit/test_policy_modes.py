@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from draftwing.core import NO_DRAFT, DraftShape
@@ -10,11 +9,12 @@ from draftwing.drafters.base import DrafterTraits
 from draftwing.errors import ConfigError
 from draftwing.policy.base import PlanInputs
 from draftwing.policy.modes import OffPolicy, parse_mode
+from draftwing.testing.policies import plan_inputs_of
 
 
 def inputs(*room: tuple[bool, int, int]) -> PlanInputs:
     speculate, tokens, nodes = zip(*room, strict=True)
-    return PlanInputs(np.array(speculate, dtype=np.bool_), np.array(tokens), np.array(nodes))
+    return plan_inputs_of(len(room), speculate=speculate, tokens_left=tokens, nodes_left=nodes)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_off_drafts_nothing() -> None:
     assert isinstance(policy, OffPolicy)
     assert policy.decide(inputs((True, 9, 9), (False, 9, 9))).shapes == (NO_DRAFT, NO_DRAFT)
     assert policy.largest == NO_DRAFT
-    assert policy.decide(PlanInputs(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.int64))).shapes == ()
+    assert policy.decide(plan_inputs_of(0)).shapes == ()
 
 
 def test_room_cuts_each_sequence_by_itself() -> None:

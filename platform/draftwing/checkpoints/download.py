@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, get_token, hf_hub_download, snapshot_download
@@ -229,3 +230,24 @@ def download(
         ) from error
     progress(f"{reason}: using {repo} at {commit[:8]} from the cache")
     return folder, commit
+
+
+def config_of(repo: str, revision: str | None, hub: Hub) -> dict[str, Any]:
+    """config.json of a hub model, and nothing else of it. Errors as for `download`."""
+    disable_progress_bars()
+    try:
+        with _explained(hub, repo, revision):
+            path = hf_hub_download(
+                repo,
+                "config.json",
+                revision=revision,
+                cache_dir=hub.cache,
+                endpoint=hub.endpoint,
+                etag_timeout=ANSWER_S,
+                local_files_only=hub.offline,
+            )
+    except UNREACHABLE as error:
+        raise SetupError(
+            f"{hub.endpoint} can't be reached ({_reason(error)}), and config.json of {repo} is not in the cache"
+        ) from error
+    return read_json(Path(path))

@@ -22,6 +22,7 @@ from draftwing.core import DraftShape, DraftTree, StepPlan
 from draftwing.drafters.base import (
     ALONE,
     Accepted,
+    BoolArray,
     CheckpointReader,
     Controller,
     Drafter,
@@ -129,7 +130,7 @@ class AutoDrafter:
                 drafter.propose,
                 [sequences[i] for i in mine],
                 replace(plan, shapes=shapes),
-                controller,
+                _Part(controller, mine, len(sequences)),
                 None if base is None else [base[i] for i in mine],
             )
             if not isinstance(found, list | tuple) or len(found) != len(mine):
@@ -196,6 +197,19 @@ class AutoDrafter:
             else:
                 log.debug("%s of drafter %s failed again: %r", what, name, error)
             return None
+
+
+class _Part:
+    """A controller for some of the batch, by their indexes in it."""
+
+    def __init__(self, controller: Controller, mine: list[int], batch: int) -> None:
+        self._controller, self._mine, self._batch = controller, mine, batch
+
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
+        every = [DraftTree.empty()] * self._batch
+        for place, draft in zip(self._mine, drafts, strict=True):
+            every[place] = draft
+        return self._controller.deeper(depth, every)[self._mine]
 
 
 def _kind(sequence: SequenceView) -> str:

@@ -144,7 +144,7 @@ class LookaheadDrafter(TokenDrafter):
         ):
             path = [*(paths[parent] if parent >= 0 else before), token][1 - self.options.ngram :]
             paths.append(path)
-            if len(path) == self.options.ngram - 1:
+            if len(path) == self.options.ngram - 1 and choice >= 0:
                 self._learn(state.pool, [*path, choice])
 
     def _iterate(self, state: _State, root: int, choices: list[int]) -> None:
@@ -168,6 +168,8 @@ class LookaheadDrafter(TokenDrafter):
                     break
                 end = below
                 rest.append(token)
+            if choices[end + 1] < 0:
+                break
             if state.wide and len(rest) + 1 == len(column) < self.options.ngram - 1:
                 columns.setdefault(start, [*column, choices[end + 1]])  # still too short to move on
             else:

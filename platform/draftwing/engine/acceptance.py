@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from draftwing.core import DraftTree, StepPlan
-from draftwing.drafters.base import Accepted, Drafter, FeatureRows
+from draftwing.core import StepPlan
+from draftwing.drafters.base import Accepted, Controller, Drafter, FeatureRows
 from draftwing.drafters.tree import depths
-from draftwing.engine.drafting import Drafting
+from draftwing.engine.drafting import Drafting, Drafts
 from draftwing.engine.sequence import Sequence
 from draftwing.engine.step import Engine
 
@@ -20,10 +20,10 @@ class _Watch(Drafting):
         self._seen = seen
         self._depths: list[int] = []
 
-    def propose(self, sequences: Seq[Sequence], plan: StepPlan) -> tuple[list[DraftTree], int]:
-        drafts, bad = super().propose(sequences, plan)
-        self._depths = [int(depths(draft.parents).max()) if len(draft) else 0 for draft in drafts]
-        return drafts, bad
+    def propose(self, sequences: Seq[Sequence], plan: StepPlan, controller: Controller) -> Drafts:
+        drafts = super().propose(sequences, plan, controller)
+        self._depths = [int(depths(draft.parents).max()) if len(draft) else 0 for draft in drafts.made]
+        return drafts
 
     def committed(
         self, sequences: Seq[Sequence], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None

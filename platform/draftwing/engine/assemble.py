@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 from draftwing.drafters.base import Drafter
 from draftwing.engine.admission import Admission
@@ -34,6 +36,7 @@ def assemble(
     policy: Policy,
     rejection: bool = False,
     tap: FeatureTap | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Engine:
     """The drafter is bound already; the runner has a cache row for every slot of the pool."""
     admission = Admission(
@@ -53,4 +56,5 @@ def assemble(
         admission=admission,
         rejection=rejection,
         tap=tap,
+        clock=clock,
     )

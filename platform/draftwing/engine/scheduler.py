@@ -170,7 +170,7 @@ class Scheduler:
     def _preempt(self, youngest: Sequence) -> None:
         self.running.pop()
         self.pool.release(youngest.table)
-        youngest.kv_len = 0
+        youngest.kv_len = youngest.undrafted = 0
         self.waiting.appendleft(youngest)
         self.preempted.append(youngest)
 

@@ -7,20 +7,22 @@ whoever shares the batch. With policy `off` every draft is empty, and the same s
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
 from torch import Tensor
 
-from draftwing.core import Emission, EngineCounters, IntArray, Request, StepPlan, StepRecord
+from draftwing.core import Emission, EngineCounters, IntArray, Request, StepRecord
 from draftwing.drafters.base import Accepted, Drafter
 from draftwing.engine import commit
 from draftwing.engine.admission import Admission
 from draftwing.engine.commit import Outcome
-from draftwing.engine.drafting import Drafting
+from draftwing.engine.drafting import Drafting, Drafts
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.logprobs import logprobs
+from draftwing.engine.planning import note_drafted, plan_inputs, step_result
 from draftwing.engine.rejection import choose_by_rejection
 from draftwing.engine.rows import Layout, lay_out
 from draftwing.engine.runner import Runner
@@ -30,11 +32,11 @@ from draftwing.engine.sequence import Sequence
 from draftwing.engine.telemetry import StepFacts, Telemetry, observe
 from draftwing.engine.verify import accepted_rows
 from draftwing.errors import RequestError
-from draftwing.policy.base import PlanInputs, Policy
+from draftwing.policy.base import Policy
 
 
 class Engine:
-    """Single-threaded: one owner calls `add`, `cancel` and `step`."""
+    """Single-threaded: one owner calls `add`, `cancel` and `step`. clock: seconds, that of the times reported."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Engine:
         admission: Admission,
         rejection: bool = False,
         tap: FeatureTap | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.runner = runner
         self.pool = pool
@@ -57,6 +60,8 @@ class Engine:
         self.admission = admission
         self.rejection = rejection
         self.tap = tap
+        self.clock = clock
+        self._ended: list[str] = []  # requests that left since the policy was last told
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
 
@@ -106,38 +111,52 @@ class Engine:
         """One step for every running request; what each of them gained. [] when idle."""
         if not self._sequences:
             return []
-        marks = [perf_counter()]
+        marks = [self.clock()]
         schedule = self.scheduler.schedule()
         for sequence in self.scheduler.preempted:
             self.drafting.release(sequence)
-        plan = self._plan(schedule)
+        inputs = plan_inputs(schedule, self.scheduler)
+        plan = self.policy.decide(inputs)
         self.scheduler.hold_drafts(schedule, plan)
-        marks.append(perf_counter())
-        drafts, refused = self.drafting.propose(schedule.decoding, plan)
-        layout = lay_out(schedule, drafts, self.pool)
-        marks.append(perf_counter())
+        marks.append(self.clock())
+        drafts = self.drafting.propose(schedule.decoding, plan, self.policy.controller(inputs, plan))
+        drafted_at = self.clock()
+        drafts.cut(self.policy.cut(inputs, plan, drafts.made))
+        layout = lay_out(schedule, drafts.trees, self.pool)
+        marks.append(self.clock())
         logits = self.runner.forward(layout.batch)
-        marks.append(perf_counter())
+        marks.append(self.clock())
         choice = choose(logits, layout.sample_rows())
         if self.rejection:
-            choice = choose_by_rejection(choice, logits, layout, drafts)
-        marks.append(perf_counter())
+            choice = choose_by_rejection(choice, logits, layout, drafts.trees)
+        marks.append(self.clock())
         paths = layout.split(accepted_rows(layout.tokens, layout.parents, choice.tokens))
         outcomes = self._commit(layout, paths, choice)
-        self._tell_drafter(schedule, layout, paths, outcomes, choice)
+        accepted = self._tell_drafter(schedule, layout, drafts, paths, outcomes, choice)
         emissions = self._emit(layout, paths, outcomes, logits)
-        marks.append(perf_counter())
+        marks.append(self.clock())
+        result = step_result(
+            drafts,
+            [verified.nodes for verified in accepted],
+            [verified.count for verified in accepted],
+            rows=layout.count,
+            draft_s=drafted_at - marks[1],
+            step_s=marks[-1] - marks[0],
+            ended=tuple(self._ended),
+        )
+        self._ended.clear()
+        self.policy.observe(inputs, plan, result)
         self.telemetry.record(
             StepFacts(
                 marks=marks,
                 plan=plan,
                 rows=layout.count,
-                prefill_rows=sum(chunk for _, chunk in schedule.prefilling),
+                prefill_rows=inputs.prefill_rows,
                 context=layout.context,
                 waiting=len(self.scheduler.waiting),
-                drafted=[len(draft) for draft in drafts],
+                drafted=[len(draft) for draft in drafts.trees],
                 committed=sum(len(o.committed) for o in outcomes),
-                bad_drafts=refused,
+                bad_drafts=drafts.refused,
                 preempted=len(self.scheduler.preempted),
                 parents=layout.parents,
                 depths=layout.depths,
@@ -151,16 +170,6 @@ class Engine:
         self.pool.check(s.table for s in self._sequences.values())
         for sequence in self._sequences.values():
             self.pool.check_writable(sequence.table[sequence.kv_len // self.pool.block_tokens :])
-
-    def _plan(self, schedule: Schedule) -> StepPlan:
-        decoding = schedule.decoding
-        return self.policy.decide(
-            PlanInputs(
-                speculate=np.array([s.params.speculate for s in decoding], dtype=np.bool_),
-                tokens_left=np.array([s.tokens_left for s in decoding], dtype=np.int64),
-                nodes_left=np.array(self.scheduler.draft_room(schedule), dtype=np.int64),
-            )
-        )
 
     def _commit(self, layout: Layout, paths: list[IntArray], choice: Choice) -> list[Outcome]:
         """Tokens on the accepted paths become output, and their rows committed cache in path order."""
@@ -187,19 +196,28 @@ class Engine:
         return outcomes
 
     def _tell_drafter(
-        self, schedule: Schedule, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], choice: Choice
-    ) -> None:
+        self,
+        schedule: Schedule,
+        layout: Layout,
+        drafts: Drafts,
+        paths: list[IntArray],
+        outcomes: list[Outcome],
+        choice: Choice,
+    ) -> list[Accepted]:
         accepted = []
         for i, sequence in enumerate(schedule.decoding):
             start, draft = int(layout.starts[i]), layout.batch[i].wanted - 1
             choices = choice.tokens[start : start + draft + 1]
-            accepted.append(Accepted(paths[i][1:] - start - 1, len(outcomes[i].committed), choices))
+            nodes = paths[i][1:] - start - 1
+            accepted.append(drafts.in_drafters_numbers(i, nodes, len(outcomes[i].committed), choices))
             depth = int(layout.depths[start : start + draft + 1].max())
             observe(sequence.summary, drafted=draft, accepted=outcomes[i].accepted, depth=depth)
+        note_drafted(schedule, drafts, [verified.count for verified in accepted])
         features = None if self.tap is None else self.tap.rows(layout, paths)
         decoding = len(accepted)
         self.drafting.prefilled([sequence for sequence, _ in schedule.prefilling], features and features[decoding:])
         self.drafting.committed(schedule.decoding, accepted, features and features[:decoding])
+        return accepted
 
     def _emit(self, layout: Layout, paths: list[IntArray], outcomes: list[Outcome], logits: Tensor) -> list[Emission]:
         """One event per request that gained tokens or ended; ended ones leave the engine."""
@@ -219,6 +237,7 @@ class Engine:
         del self._sequences[sequence.id]
         self.scheduler.remove(sequence)
         self.drafting.release(sequence)
+        self._ended.append(sequence.id)
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
         if not self._sequences and self.pool.free < self.pool.blocks:
             raise RuntimeError(f"idle, but {self.pool.blocks - self.pool.free} cache blocks are still held")

@@ -17,14 +17,14 @@ from draftwing.core import NO_DRAFT, DraftShape, StepPlan
 from draftwing.drafters.base import DrafterTraits
 from draftwing.drafters.tree import full_size
 from draftwing.errors import ConfigError
-from draftwing.policy.base import PlanInputs, Policy
+from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
 
 FORMS = 'off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"'
 MOST_DEPTH, MOST_WIDTH, MOST_NODES = 64, 32, 512
 _LATER = ("table", "adaptive")
 
 
-class OffPolicy:
+class OffPolicy(UncutPolicy):
     """Plain decoding: the oracle of rule R1."""
 
     drafter = ""
@@ -34,7 +34,7 @@ class OffPolicy:
         return StepPlan(self.drafter, (NO_DRAFT,) * len(inputs), "off")
 
 
-class FixedPolicy:
+class FixedPolicy(UncutPolicy):
     """The same shape for every sequence in every step, cut where a sequence has less room.
 
     A verify commits one token more than it accepts, so the last token a request may emit needs no draft.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from draftwing.core import AcceptanceSummary, DraftShape, Emission, FinishReason, Request, TokenLogprob
 from draftwing.drafters.base import Drafter, TargetInfo
@@ -14,6 +15,7 @@ from draftwing.engine.runner import Runner
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
 from draftwing.engine.text import Decoder
+from draftwing.policy.base import Policy
 from draftwing.policy.modes import FixedPolicy, OffPolicy
 
 
@@ -84,10 +86,13 @@ def make_engine(
     decoder: Decoder | None = None,
     prefix: bool = True,
     rejection: bool = False,
+    policy: Policy | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Engine:
     """An engine around any runner. branching: children per node and depth of each draft, () for plain decoding.
 
-    nodes: node budget of a draft, the whole tree by default. The runner must have blocks * block_tokens cache slots.
+    nodes: node budget of a draft, the whole tree by default. policy: in the place of what branching says.
+    The runner must have blocks * block_tokens cache slots.
     """
     drafter = drafter or NoneDrafter()
     drafter.bind(TargetInfo(runner.vocab_size, context, eos_token_ids=tuple(eos_token_ids), rejection=rejection))
@@ -102,6 +107,7 @@ def make_engine(
         pool=BlockPool(blocks, block_tokens, prefix=prefix),
         limits=Limits(sequences, queue, batch_tokens, prefill_chunk),
         drafter=drafter,
-        policy=FixedPolicy("test", shape) if branching else OffPolicy(),
+        policy=policy or (FixedPolicy("test", shape) if branching else OffPolicy()),
         rejection=rejection,
+        clock=clock,
     )

@@ -15,7 +15,7 @@ from draftwing.errors import ConfigError
 from draftwing_serve import app
 from tests.conftest import ROOT
 
-CONFIGS = sorted((ROOT / "deployments" / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "deployments" / "configs").glob("serve*.yaml"))
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code, and the page under /dash. Metrics: `draftwing_serve.metrics`."""

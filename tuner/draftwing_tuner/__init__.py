@@ -1,0 +1,1 @@
+"""Measures a machine, learns how drafts are accepted, and publishes what the policy should know."""
