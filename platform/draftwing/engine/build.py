@@ -14,6 +14,7 @@ from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.layer_probe import settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
@@ -22,6 +23,7 @@ from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.modes import parse_mode
+from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
@@ -72,6 +74,8 @@ def engine_for(
     """
     tell = progress or silent
     config = settle_methods(config)
+    prompts = probe_prompts(target.vocab_size, decoder)
+    config = settle_layers(config, lambda one: engine_for(one, target, decoder=decoder), prompts, tell)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)
@@ -98,6 +102,11 @@ def engine_for(
     return assemble(
         runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
     )
+
+
+def probe_prompts(vocab_size: int, tokenizer: TextTokenizer | None) -> list[list[int]]:
+    """The built-in prompts as tokens; made up ones for a target without tokenizer."""
+    return [tokenizer.encode(text) for text in PROMPTS] if tokenizer else random_prompts(vocab_size)
 
 
 def bound_drafter(
