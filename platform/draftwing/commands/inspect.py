@@ -65,7 +65,7 @@ def _probe(args: argparse.Namespace, found: Inspection) -> Verdict:
         raise ConfigError(f"--probe: a drafter of method {found.layout.method} has no layer ids to be read two ways")
     from draftwing.checkpoints.hub import resolve_model
     from draftwing.config_models import Config
-    from draftwing.engine.build import engine_for, probe_prompts
+    from draftwing.engine.build import prober
     from draftwing.engine.layer_probe import probe_layer_ids
     from draftwing.engine.loading import load_target
     from draftwing.engine.tokenizer import load_tokenizer
@@ -74,8 +74,7 @@ def _probe(args: argparse.Namespace, found: Inspection) -> Verdict:
     config = Config.model_validate({"model": {"path": args.target}, "drafters": [entry]})
     folder = resolve_model(config.model, progress=tell)
     target, tokenizer = load_target(folder), load_tokenizer(folder)
-    prompts = probe_prompts(target.vocab_size, tokenizer)
-    return probe_layer_ids(config, config.drafters[0], lambda one: engine_for(one, target, decoder=tokenizer), prompts)
+    return probe_layer_ids(config, config.drafters[0], prober(target, tokenizer))
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -26,7 +26,13 @@ from draftwing.errors import ConfigError
 TOKENS = 64  # generated per prompt
 SURE = 3.0  # standard deviations by which a reading must win to be believed against the usual one
 
-MakeEngine = Callable[[Config], Engine]
+
+@dataclass(frozen=True, slots=True)
+class Prober:
+    """make: an engine of a config around the target. prompts: token ids, one text each."""
+
+    make: Callable[[Config], Engine]
+    prompts: Seq[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class _Watch(Drafting):
         super().committed(sequences, accepted, features)
 
 
-def settle_layers(config: Config, make: MakeEngine, prompts: Seq[list[int]], tell: Progress = silent) -> Config:
+def settle_layers(config: Config, prober: Prober, tell: Progress = silent) -> Config:
     """The config with every `layer_ids: probe` replaced by what probing says."""
     entries = []
     for i, entry in enumerate(config.drafters):
@@ -98,21 +104,18 @@ def settle_layers(config: Config, make: MakeEngine, prompts: Seq[list[int]], tel
             entries.append(entry)
             continue
         tell(f"drafter {entry.name}: probing what its layer ids mean")
-        verdict = probe_layer_ids(config, entry, make, prompts)
+        verdict = probe_layer_ids(config, entry, prober)
         tell(f"drafter {entry.name}: {verdict}")
         entries.append(_reading(entry, verdict.chosen))
     return config.model_copy(update={"drafters": entries})
 
 
-def probe_layer_ids(config: Config, entry: DrafterConfig, make: MakeEngine, prompts: Seq[list[int]]) -> Verdict:
-    """Let the drafter draft one token at a time under both readings. ConfigError where neither is possible.
-
-    make: an engine of a config around the target. prompts: token ids, one text each.
-    """
+def probe_layer_ids(config: Config, entry: DrafterConfig, prober: Prober) -> Verdict:
+    """Let the drafter draft one token at a time under both readings. ConfigError where neither is possible."""
     if check_drafter(entry)[1].layers is not None:  # type: ignore[attr-defined]
         raise ConfigError(f"drafter {entry.name} has layers and layer_ids: probe; keep one")
     size = config.cache.block_tokens
-    most = sum(len(prompt) // size + TOKENS // size + 2 for prompt in prompts) * size
+    most = sum(len(prompt) // size + TOKENS // size + 2 for prompt in prober.prompts) * size
     alone = config.model_copy(
         update={
             "policy": config.policy.model_copy(update={"mode": "fixed:k=1"}),
@@ -123,8 +126,8 @@ def probe_layer_ids(config: Config, entry: DrafterConfig, make: MakeEngine, prom
     probes: dict[Meaning, Probe] = {}
     for meaning in MEANINGS:
         one = alone.model_copy(update={"drafters": [_reading(entry, meaning)]})
-        probes[meaning] = _probe(one, make, prompts)
-    usual = _usual(alone.model_copy(update={"drafters": [_reading(entry, "auto")]}), make, probes)
+        probes[meaning] = _probe(one, prober)
+    usual = _usual(alone.model_copy(update={"drafters": [_reading(entry, "auto")]}), prober, probes)
     return judge(probes, usual)
 
 
@@ -144,24 +147,24 @@ def judge(probes: dict[Meaning, Probe], usual: Meaning) -> Verdict:
     return Verdict(usual if not sure else "inputs" if lead > 0 else "outputs", sure, probes)
 
 
-def _probe(config: Config, make: MakeEngine, prompts: Seq[list[int]]) -> Probe:
+def _probe(config: Config, prober: Prober) -> Probe:
     try:
-        engine = make(config)
+        engine = prober.make(config)
     except ConfigError as error:
         return Probe(refused=str(error))
     watch = engine.drafting = _Watch(engine.drafting)
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    run_all(engine, [Request(f"probe-{i}", prompt, params) for i, prompt in enumerate(prompts)])
+    run_all(engine, [Request(f"probe-{i}", prompt, params) for i, prompt in enumerate(prober.prompts)])
     states = engine.drafting.drafter.traits.hidden_layers
     if engine.tap is not None:
         engine.tap.close()
     return Probe(states, watch.hits)
 
 
-def _usual(config: Config, make: MakeEngine, probes: dict[Meaning, Probe]) -> Meaning:
+def _usual(config: Config, prober: Prober, probes: dict[Meaning, Probe]) -> Meaning:
     """The reading that has the hidden states which the drafter takes where nobody says otherwise."""
     try:
-        engine = make(config)
+        engine = prober.make(config)
     except ConfigError:
         return "inputs"
     if engine.tap is not None:
