@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from draftwing.config import Config, LoadedConfig, load_config, parse_setting, require_model, settings
 from draftwing.config_errors import HIDDEN, MAX_PROBLEMS
-from draftwing.config_models import PLANNED_METHODS, TargetsConfig
+from draftwing.config_models import TargetsConfig
 from draftwing.drafters.registry import BUILT_IN
 from draftwing.errors import ConfigError
 from draftwing.limits import RequestLimits
@@ -29,7 +29,7 @@ model:
   quantization: null
 parallel: {tensor: 8, expert: 1, pipeline: 1}
 drafters:
-  - {name: head, method: mtp, path: yuhuili/EAGLE3-LLaMA3.3-Instruct-70B}
+  - {name: head, method: eagle3, path: yuhuili/EAGLE3-LLaMA3.3-Instruct-70B}
   - {name: lookup, method: ngram, max_match: 4}
   - {name: small, method: draft_model, path: meta-llama/Llama-3.2-1B-Instruct, placement: {replicas: 2, gpus: 1}}
 policy: {mode: adaptive, profile: s3://bucket/profiles, targets: {tpot_ms: 30}}
@@ -146,19 +146,18 @@ def test_the_request_limits_of_the_config_are_those_that_requests_are_checked_by
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
-        "c.yaml:8: drafters is [{'method': 'mtp', 'name': 'head', "
-        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instruct-..., 3 drafters of which 0 have method auto; keep one drafter, "
+        "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
+        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        f"c.yaml:9: drafters.0.method is 'mtp', which is not available in this version; expected one of {METHODS}",
         "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
     text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
-    lines = [line for line in text.splitlines() if "mtp" not in line and "draft_model" not in line]
+    lines = [line for line in text.splitlines() if "eagle3" not in line and "draft_model" not in line]
     text = "\n".join(line for line in lines if not line.startswith("server"))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
     assert loaded.config.model.dtype == "bfloat16"
@@ -184,12 +183,6 @@ def test_a_setting_that_the_mode_does_not_use_is_refused(policy: str, said: str)
 def test_a_profile_or_a_target_asks_for_adaptive() -> None:
     for policy in ("{profile: p}", "{targets: {tpot_ms: 20}}"):
         assert load(f"drafters: [{{method: ngram}}]\npolicy: {policy}").config.policy.mode == "adaptive"
-
-
-@pytest.mark.parametrize("method", PLANNED_METHODS)
-def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
-    (line,) = problems(f"drafters: [{{method: {method}}}]")
-    assert line.startswith(f"c.yaml:1: drafters.0.method is '{method}', which is not available in this version")
 
 
 @pytest.mark.parametrize(

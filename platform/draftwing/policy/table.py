@@ -1,44 +1,52 @@
-"""Mode `table`: the draft shape that a schedule names for the batch and context of the step.
+"""Mode `table`: the draft shape that a profile's schedule names for the batch and context of the step.
 
-A schedule is made by the same objective as `adaptive`, with each depth's mean chance in the place of confidences: of
-all shapes the one with the most tokens per time. It learns nothing while serving.
+What `adaptive` decides step by step from live confidences, the table decides once, from each depth's mean: good where
+drafters give no confidence, and the measure that `adaptive` has to beat. It learns nothing while serving.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from itertools import zip_longest
 
 import numpy as np
 
 from draftwing.core import NO_DRAFT, DraftShape, StepPlan
 from draftwing.drafters.tree import full_size
+from draftwing.errors import ConfigError
 from draftwing.policy.artifact import ScheduleRow
 from draftwing.policy.base import BoolArray, PlanInputs, UncutPolicy
 
 
+def row_for(rows: Seq[ScheduleRow], batch: int, context: float) -> ScheduleRow:
+    """The smallest bucket that holds this batch, and of its contexts the smallest that holds this one.
+
+    Beyond the largest, the largest. context: cached tokens of a sequence, on average.
+    """
+    batches = sorted({row.batch for row in rows})
+    bucket = next((b for b in batches if b >= batch), batches[-1])
+    mine = sorted((row for row in rows if row.batch == bucket), key=lambda row: row.context)
+    return next((row for row in mine if row.context >= context), mine[-1])
+
+
 class TablePolicy(UncutPolicy):
-    """rows: see `ScheduleRow`; a step uses the first whose bounds it is within, beyond all of them the last."""
+    """Everybody drafts the shape of the row that holds the batch. ConfigError without rows."""
 
     def __init__(self, drafter: str, rows: Seq[ScheduleRow]) -> None:
+        if not rows:
+            raise ConfigError("policy.mode is 'table', but the profile has no schedule; run draftwing tune")
         self.drafter = drafter
-        self._rows = [(row.batch, row.context, DraftShape(row.branching, row.nodes)) for row in rows]
-        depth = max((shape.depth for _, _, shape in self._rows), default=0)
-        nodes = max((shape.nodes for _, _, shape in self._rows), default=0)
-        widths = [[s.branching[d] for _, _, s in self._rows if s.depth > d] for d in range(depth)]
-        self.largest = DraftShape(tuple(map(max, widths)), nodes)
+        self.rows = tuple(rows)
+        widest = zip_longest(*(row.branching for row in self.rows), fillvalue=1)
+        branching = tuple(max(level) for level in widest)
+        self.largest = DraftShape(branching, min(max(row.nodes for row in self.rows), full_size(branching)))
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
-        shape = self.shape(len(inputs), float(inputs.contexts.mean()) if len(inputs) else 0.0)
-        name = "x".join(map(str, shape.branching)) or "no draft"
-        return StepPlan(self.drafter, cut_to_room(shape, inputs), f"table: {name}")
-
-    def shape(self, batch: int, context: float) -> DraftShape:
-        """context: mean cached tokens of a sequence."""
-        for most_batch, most_context, shape in self._rows:
-            if batch <= most_batch and context <= most_context:
-                return shape
-        return self._rows[-1][2] if self._rows else NO_DRAFT
+        if not len(inputs):
+            return StepPlan(self.drafter, (), "nobody decodes")
+        row = row_for(self.rows, len(inputs), float(inputs.contexts.mean()))
+        return StepPlan(self.drafter, cut_to_room(DraftShape(row.branching, row.nodes), inputs), _reason(row))
 
 
 def cut_to_room(shape: DraftShape, inputs: PlanInputs, chosen: BoolArray | None = None) -> tuple[DraftShape, ...]:
@@ -55,4 +63,10 @@ def cut_to_room(shape: DraftShape, inputs: PlanInputs, chosen: BoolArray | None 
 @lru_cache(maxsize=4096)
 def _cut(shape: DraftShape, depth: int, nodes: int) -> DraftShape:
     cut = shape.cut(depth, nodes)
-    return DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching))) if cut.nodes > 0 else NO_DRAFT
+    most = len(cut.paths) or full_size(cut.branching)
+    return DraftShape(cut.branching, min(cut.nodes, most), cut.paths) if cut.nodes > 0 else NO_DRAFT
+
+
+def _reason(row: ScheduleRow) -> str:
+    shape = "x".join(map(str, row.branching)) or "no draft"
+    return f"table: up to {row.batch} sequences of {row.context} tokens {shape}, {row.margin:.2f}x plain expected"

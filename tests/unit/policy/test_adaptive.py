@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from draftwing.core import Request, SamplingParams
+from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.drafters.base import Drafter, DrafterTraits
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.errors import ConfigError
 from draftwing.policy.adaptive import AdaptivePolicy
 from draftwing.policy.cost import CostModel
 from draftwing.policy.guard import LEAST_STEPS
-from draftwing.policy.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.policy.modes import OffPolicy, parse_mode
 from draftwing.policy.profile import Profile
 from draftwing.testing.mock_draft_model import MockDraftModel
