@@ -24,7 +24,6 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
 DEFAULT_MODE = "fixed:k=4"
-PLANNED_METHODS = ("mtp",)
 FROM_CHECKPOINT = "checkpoint"  # the method of a drafter that names a path alone
 
 

@@ -114,7 +114,8 @@ def _cached(name: str, config: Mapping[str, Any], tensors: Tensors) -> float:
         size = int(dims.get("head_dim") or hidden // max(heads, 1))
         return 2 * layer_count(config) * int(dims.get("num_key_value_heads") or heads) * size
     if name in ("eagle", "eagle3", "mtp"):
-        total += int(dims.get("hidden_size") or 0) / EDGE_TOKENS
+        kept = len(_layers(tensors)) if name == "mtp" else 1
+        total += kept * int(dims.get("hidden_size") or 0) / EDGE_TOKENS
     return total
 
 

@@ -40,9 +40,9 @@ class DrafterTraits:
 
     kind: "token" drafts from token ids, "feature" also needs the target's hidden states.
     stop: "incremental" asks the controller before each depth, "block" drafts all depths in one call.
-    hidden_layers: target layers whose output it needs; i is the output of decoder layer i, the number of layers is the
-    output after the final norm. kv_bytes_per_token: draft KV the engine plans memory for. max_depth: longest draft.
-    trees: can propose more than a chain. confidence: its drafts carry `DraftTree.confidences`.
+    hidden_layers: hidden states of the target that it needs, as `engine.features.FeatureTap` counts them.
+    kv_bytes_per_token: draft KV the engine plans memory for. max_depth: longest draft. trees: can propose more than a
+    chain. confidence: its drafts carry `DraftTree.confidences`.
     stateful_across_requests: a draft may depend on earlier requests (of the same salt), so proposals aren't a function
     of the sequence alone. sharding: "rank0" runs beside the scheduler, "target" is split like the target.
     """

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, linear, silu
 
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.eagle_config import EagleConfig
+from draftwing.drafters.feature_drafter import HeadRows
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.errors import ConfigError
@@ -136,7 +137,7 @@ class EagleHead:
         weights = Weights(reader, target)
         self.config, self.hidden_layers = config, hidden_layers
         self.dtype, self.device = weights.dtype, weights.device
-        self.hidden_size = int(config.dims["hidden_size"])
+        self.hidden_size = self.width = int(config.dims["hidden_size"])
         self._layers = self._read_layers(weights)
         self.kv = [KVShape(config.kv_heads, config.head_size, config.head_size)] * len(self._layers)
         self._rope = Rope(config, self.device)
@@ -144,8 +145,8 @@ class EagleHead:
         self._pairs = not self._layers[0].wide  # EAGLE-1 joins embedding and hidden state by fc
         self._read_norms(weights, reader)
         own = weights.get("embed_tokens.weight")
-        embed: Any = target.model.get_input_embeddings()  # type: ignore[operator]
-        self._embed = embed if own is None else lambda tokens: embedding(tokens, own)
+        shared: Any = target.model
+        self._embed = shared.get_input_embeddings() if own is None else lambda tokens: embedding(tokens, own)
         self._read_vocabulary(weights, reader, target)
         self._check(target, own)
 
@@ -181,8 +182,8 @@ class EagleHead:
 
     def _read_vocabulary(self, weights: Weights, reader: CheckpointReader, target: TargetInfo) -> None:
         head = weights.get("lm_head.weight")
-        out: Any = target.model.get_output_embeddings()  # type: ignore[union-attr,operator]
-        self._lm_head = out if head is None else lambda x: linear(x, head)
+        shared: Any = target.model
+        self._lm_head = shared.get_output_embeddings() if head is None else lambda x: linear(x, head)
         self.target_ids: Tensor | None = None
         reader.skip(name for name in ("t2d",) if name in weights.names)
         size = target.vocab_size if head is None else len(head)
@@ -231,14 +232,14 @@ class EagleHead:
         joined = rms_norm(torch.cat(features, dim=-1), self._input_norm, self.config.eps)
         return joined if self._pairs or self._fc is None else self._fc(joined)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, ctx: Any) -> Tensor:
-        embedded = self._embed(tokens).to(self.dtype)
+    def forward(self, rows: HeadRows, hidden: Tensor) -> Tensor:
+        embedded = self._embed(rows.tokens).to(self.dtype)
         x = hidden
         if self._pairs and self._fc is not None:
             x = self._fc(torch.cat([embedded, hidden], dim=-1))
-        cos, sin = self._rope(positions, x)
+        cos, sin = self._rope(rows.positions, x)
         for layer in self._layers:
-            x = layer(x, embedded, cos, sin, ctx)
+            x = layer(x, embedded, cos, sin, rows.ctx)
         return rms_norm(x, self._norm, self.config.eps) if self.config.norm_output else x
 
     def logits(self, recycled: Tensor) -> Tensor:
