@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 import zmq
 
+from draftwing.config_models import Config
 from draftwing.core import NO_DRAFT, DraftShape, DraftTree, Request, StepPlan
 from draftwing.drafters.base import (
     ALONE,
@@ -29,6 +30,7 @@ from draftwing.drafters.base import (
     SequenceView,
     TargetInfo,
 )
+from draftwing.drafters.registry import check_drafter
 from draftwing.drafters.tree import kept
 from draftwing.parallel import wire
 from draftwing.parallel.channel import client_socket
@@ -269,6 +271,18 @@ class RemoteDrafter:
                 link.close()
         self._links = [kept.get(endpoint.address) or Link(endpoint) for endpoint in endpoints]
         self._followed.clear()
+
+
+def remote_drafter(config: Config) -> RemoteDrafter | None:
+    """The drafter of a config that gives it a placement; who starts it tells it where to connect."""
+    entry = config.drafters[0] if config.drafters else None
+    if entry is None or entry.placement is None:
+        return None
+    facts = check_drafter(entry, 0)[0].facts
+    traits = DrafterTraits(trees=facts.trees, confidence=facts.confidence)
+    placement = entry.placement
+    options = RemoteOptions(deadline_s=placement.deadline_ms / 1e3, ahead=placement.mode == "alternate")
+    return RemoteDrafter(traits, options)
 
 
 def within(tree: DraftTree, shape: DraftShape) -> DraftTree:
