@@ -12,16 +12,20 @@ from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
+from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
+from draftwing.engine.shares import Ranks
 from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.modes import parse_mode
+from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
@@ -65,29 +69,22 @@ def engine_for(
     decoder: TextTokenizer | None = None,
     progress: Progress | None = None,
     drafter: Drafter | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory.
 
-    drafter: as for `bound_drafter`.
+    drafter: as for `bound_drafter`. ranks: those that share the target, whose rank 0 this is; it drafts alone.
     """
     tell = progress or silent
     config = settle_methods(config)
+    config = settle_layers(config, prober(target, decoder, ranks), tell)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
-    context = min(config.limits.context or target.context_length, target.context_length)
+    context = context_of(config, target)
     drafter = bound_drafter(config, target, context, decoder, tell, drafter)
-    per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
-    pool = plan_cache(config, target, per_token, context)
-    tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
+    pool, own = paged(config, target, layers, drafter.traits.kv_bytes_per_token, tell, ranks)
     drafter.reserve(pool.blocks, pool.block_tokens)
-    runner = ModelRunner(
-        target.model,
-        slots=pool.tokens,
-        layers=layers,
-        device=target.device,
-        dtype=target.dtype,
-        vocab_size=target.vocab_size,
-    )
+    runner = own if ranks is None else ranks.leading(own, pool)
     policy = parse_mode(config.policy.mode, config.drafter_name, drafter.traits)
     limits = Limits(
         config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
@@ -98,6 +95,48 @@ def engine_for(
     return assemble(
         runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
     )
+
+
+def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:
+    """Tries readings of layer ids on a target that is one process's own, on the built-in prompts."""
+
+    def make(config: Config) -> Engine:
+        if ranks is not None:
+            raise ConfigError(
+                "layer_ids is 'probe', which a target on several ranks can't do; run draftwing inspect --probe once "
+                "and set layer_ids to what it finds"
+            )
+        return engine_for(config, target, decoder=decoder)
+
+    return Prober(make, [decoder.encode(text) for text in PROMPTS] if decoder else random_prompts(target.vocab_size))
+
+
+def context_of(config: Config, target: LoadedTarget) -> int:
+    """Most tokens of a request, prompt and output together."""
+    return min(config.limits.context or target.context_length, target.context_length)
+
+
+def paged(
+    config: Config,
+    target: LoadedTarget,
+    layers: list[KVShape],
+    drafting: int,
+    tell: Progress = silent,
+    ranks: Ranks | None = None,
+) -> tuple[BlockPool, ModelRunner]:
+    """The cache's bookkeeping and the target's runner over its pages. drafting: bytes a token of the drafter's."""
+    per_token = kv_bytes_per_slot(layers, target.dtype) + drafting
+    pool = plan_cache(config, target, per_token, context_of(config, target), ranks)
+    tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
+    runner = ModelRunner(
+        target.model,
+        slots=pool.tokens,
+        layers=layers,
+        device=target.device,
+        dtype=target.dtype,
+        vocab_size=target.vocab_size,
+    )
+    return pool, runner
 
 
 def bound_drafter(
@@ -146,13 +185,15 @@ def target_info(config: Config, target: LoadedTarget, context: int, tokenizer: T
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         compile=config.model.compile,
-        model=target.model,
+        model=target.model if target.ends is None else target.ends,
         tokenizer=tokenizer,
         rejection=config.sampling == "rejection",
     )
 
 
-def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: int) -> BlockPool:
+def plan_cache(
+    config: Config, target: LoadedTarget, per_token: int, context: int, ranks: Ranks | None = None
+) -> BlockPool:
     """A pool of `cache.tokens`, else of what memory allows and the limits can use. SetupError names both numbers.
 
     per_token: bytes of one token in the target's pages and the drafter's.
@@ -168,11 +209,15 @@ def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: in
                 f"{free / 2**20:.0f} MiB are available; lower cache.tokens or free memory"
             )
     else:
-        fraction = CPU_CACHE_FRACTION if target.device.type == "cpu" else config.cache.gpu_fraction
+        fraction = config.cache.gpu_fraction
+        if target.device.type == "cpu":  # which the ranks of one machine share
+            fraction = CPU_CACHE_FRACTION / (1 if ranks is None else ranks.size)
         tokens = min(int(free * fraction) // per_token, useful)
         if tokens < min(SMALLEST_CACHE, useful):
             raise SetupError(
                 f"too little memory for the KV cache: {fraction:.0%} of the {free / 2**20:.0f} MiB available hold "
                 f"{tokens} tokens; free memory, or set cache.tokens"
             )
+    if ranks is not None:
+        tokens = ranks.least(tokens)
     return BlockPool(max(-(-tokens // size), 1), size, prefix=config.cache.prefix)

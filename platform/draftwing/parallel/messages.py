@@ -8,7 +8,7 @@ from typing import Literal
 from draftwing.core import Emission, EngineCounters, PolicyStatus, Request
 
 RankState = Literal["loading", "ready", "draining"]
-LostCause = Literal["shutdown", "step_failed", "slow_reader"]
+LostCause = Literal["shutdown", "step_failed", "slow_reader", "rank_lost"]
 RefusedKind = Literal["request", "overloaded", "internal"]
 
 
