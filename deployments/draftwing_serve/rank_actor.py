@@ -17,7 +17,9 @@ from typing import Any, cast
 from draftwing.errors import DraftwingError
 from draftwing.logs import configure_logging
 from draftwing.parallel.channel import ChannelServer
+from draftwing.parallel.endpoint import Endpoint
 from draftwing.parallel.rank import Progress, run_rank
+from draftwing.parallel.remote_drafter import RemoteDrafter
 from draftwing.parallel.server import EngineLike, RankServer
 
 logger = logging.getLogger(__name__)
@@ -40,8 +42,10 @@ def build(config_json: str, progress: Progress) -> tuple[EngineLike, EngineFacts
     """The engine that a config names."""
     from draftwing.config import Config
     from draftwing.engine.build import build_engine
+    from draftwing.parallel.remote_drafter import remote_drafter
 
-    engine = build_engine(Config.model_validate_json(config_json), progress=progress)
+    config = Config.model_validate_json(config_json)
+    engine = build_engine(config, progress=progress, drafter=remote_drafter(config))
     return engine, EngineFacts(engine.admission.context, engine.admission.vocab_size)
 
 
@@ -60,6 +64,7 @@ class RankActor:
         self._changed = threading.Condition()
         self._facts: EngineFacts | None = None
         self._server: RankServer | None = None
+        self._drafter: RemoteDrafter | None = None
         self._thread = threading.Thread(target=self._run, args=(config_json, host), name="rank", daemon=True)
         self._thread.start()
 
@@ -72,6 +77,11 @@ class RankActor:
     def alive(self) -> bool:
         """False once the engine's thread has ended. That the engine steps, its channel tells."""
         return self._thread.is_alive()
+
+    def connect_drafters(self, endpoints: list[dict[str, str]]) -> None:
+        """Where the drafters of a config with a placement listen from now on."""
+        if self._drafter is not None:
+            self._drafter.connect([Endpoint.from_dict(each) for each in endpoints])
 
     def stop(self) -> None:
         """End after the present step."""
@@ -93,9 +103,13 @@ class RankActor:
                 os._exit(code)
 
     def _build(self, config_json: str, progress: Progress) -> EngineLike:
+        from draftwing.engine.step import Engine
+
         module, _, function = self._factory.partition(":")
         factory = cast("EngineFactory", getattr(importlib.import_module(module), function))
         engine, self._facts = factory(config_json, progress)
+        drafter = engine.drafting.drafter if isinstance(engine, Engine) else None
+        self._drafter = drafter if isinstance(drafter, RemoteDrafter) else None
         return engine
 
     def _serve(self, server: RankServer) -> None:
