@@ -125,16 +125,20 @@ def search(
     *,
     stored: Callable[[Bucket], DraftShape | None] = lambda bucket: None,
     trials: int = TRIALS,
+    tag: str = "",
     show: Callable[[Bucket, int], None] = lambda bucket, done: None,
 ) -> list[Found]:
-    """Goes on where an earlier run stopped: trials are kept in a journal in the folder."""
+    """Goes on where an earlier run stopped: trials are kept in a journal in the folder.
+
+    tag: what tells studies of these costs and this text from others in the journal.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     found = []
     for bucket in buckets:
         study = optuna.create_study(
             storage=storage,
-            study_name=str(bucket),
+            study_name=f"{bucket} {tag}".strip(),
             direction="maximize",
             sampler=optuna.samplers.TPESampler(seed=bucket.batch),
             load_if_exists=True,
