@@ -22,6 +22,7 @@ from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint
+from draftwing_serve.drafter import DrafterReplica
 from draftwing_serve.engines import Advert, EnginePool
 from draftwing_serve.gateway import GatewayCore, GatewayOptions
 from draftwing_serve.http_api import make_app
@@ -34,7 +35,7 @@ from draftwing_serve.target import TargetReplica
 logger = logging.getLogger(__name__)
 
 APPLICATION = "draftwing"
-GATEWAY, TARGET = "gateway", "target"
+GATEWAY, TARGET, DRAFTER = "gateway", "target", "drafter"
 REPLICA_CPUS = 0.1
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
@@ -129,8 +130,29 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=20,
     )
-    application: serve.Application = gateway.bind(config, target.bind(config, APPLICATION, factory, gpus))
+    drafter = _drafter(config)
+    bound = target.bind(config, APPLICATION, factory, gpus, *([drafter] if drafter is not None else []))
+    application: serve.Application = gateway.bind(config, bound)
     return application
+
+
+def _drafter(config: Config) -> serve.Application | None:
+    """The deployment of a drafter that has a placement."""
+    placement = config.drafters[0].placement if config.drafters else None
+    if placement is None:
+        return None
+    made = deployment(
+        DrafterReplica,
+        name=DRAFTER,
+        num_replicas=placement.replicas,
+        ray_actor_options={"num_cpus": REPLICA_CPUS, "num_gpus": placement.gpus},
+        max_ongoing_requests=100,
+        max_constructor_retry_count=3,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=5,
+    )
+    return made.bind(config)
 
 
 def _gpus(config: Config) -> int:

@@ -17,8 +17,10 @@ from typing import Any, cast
 from draftwing.errors import DraftwingError
 from draftwing.logs import configure_logging
 from draftwing.parallel.channel import ChannelServer
+from draftwing.parallel.endpoint import Endpoint
 from draftwing.parallel.place import RankPlace
 from draftwing.parallel.rank import Progress, follow_team, run_rank, run_team
+from draftwing.parallel.remote_drafter import RemoteDrafter
 from draftwing.parallel.server import EngineLike, RankServer
 from draftwing_serve.ray_edge import node_address
 
@@ -42,8 +44,10 @@ def build(config_json: str, progress: Progress) -> tuple[EngineLike, EngineFacts
     """The engine that a config names."""
     from draftwing.config import Config
     from draftwing.engine.build import build_engine
+    from draftwing.parallel.remote_drafter import remote_drafter
 
-    engine = build_engine(Config.model_validate_json(config_json), progress=progress)
+    config = Config.model_validate_json(config_json)
+    engine = build_engine(config, progress=progress, drafter=remote_drafter(config))
     return engine, _facts(engine)
 
 
@@ -66,6 +70,7 @@ class RankActor:
         self._changed = threading.Condition()
         self._facts: EngineFacts | None = None
         self._server: RankServer | None = None
+        self._drafter: RemoteDrafter | None = None
         self._place = place
         self._ready = False
         self._thread = threading.Thread(target=self._run, args=(config_json,), name="rank", daemon=True)
@@ -80,6 +85,11 @@ class RankActor:
     def alive(self) -> bool:
         """False once the engine's thread has ended. That the engine steps, its channel tells."""
         return self._thread.is_alive()
+
+    def connect_drafters(self, endpoints: list[dict[str, str]]) -> None:
+        """Where the drafters of a config with a placement listen from now on."""
+        if self._drafter is not None:
+            self._drafter.connect([Endpoint.from_dict(each) for each in endpoints])
 
     def stop(self) -> None:
         """End after the present step."""
@@ -112,12 +122,20 @@ class RankActor:
 
     def _learn(self, engine: EngineLike) -> None:
         self._facts = _facts(engine)
+        self._find_drafter(engine)
 
     def _build(self, config_json: str, progress: Progress) -> EngineLike:
         module, _, function = self._factory.partition(":")
         factory = cast("EngineFactory", getattr(importlib.import_module(module), function))
         engine, self._facts = factory(config_json, progress)
+        self._find_drafter(engine)
         return engine
+
+    def _find_drafter(self, engine: EngineLike) -> None:
+        from draftwing.engine.step import Engine
+
+        drafter = engine.drafting.drafter if isinstance(engine, Engine) else None
+        self._drafter = drafter if isinstance(drafter, RemoteDrafter) else None
 
     def _serve(self, server: RankServer) -> None:
         self._server = server

@@ -54,6 +54,10 @@ class RankTeam:
         """Every rank's process and engine live. A dead actor's own error goes out as it is."""
         return all(await asyncio.gather(*(actor.alive.remote() for actor in self._actors)))
 
+    async def connect_drafters(self, endpoints: list[dict[str, str]]) -> None:
+        """Where the drafters that rank 0 asks listen from now on."""
+        await self._actors[0].connect_drafters.remote(endpoints)
+
     async def stop(self) -> None:
         """End after the present step; rank 0 tells the others."""
         await self._actors[0].stop.remote()

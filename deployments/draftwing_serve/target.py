@@ -10,6 +10,10 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import ray
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.config import Config, ServerConfig
 from draftwing.core import Request, SamplingParams
@@ -26,6 +30,7 @@ START_TIMEOUT_S = 3600.0
 STUCK_S = 120.0  # a step may be long (a big prefill on a CPU); no answer for this long is a rank that hangs
 IDLE_S = 10.0  # after which ranks that follow another are tried by a step of their own
 _PING_S = 2.0
+_DRAFTER_POLL_S, _DRAFTER_WAIT_S = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,14 @@ class TargetReplica:
     """Serve deployment class. Its constructor returns when the rank has done a real forward step."""
 
     # Serve awaits a constructor that is a coroutine.
-    async def __init__(self, config: Config, application: str, factory: str, gpus: int) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self,
+        config: Config,
+        application: str,
+        factory: str,
+        gpus: int,
+        drafter: DeploymentHandle[Any] | None = None,
+    ) -> None:
         configure_logging()
         self._application = application
         self._description: TargetDescription | None = None
@@ -61,6 +73,9 @@ class TargetReplica:
         except DraftwingError as error:
             board.post(application, {"state": "failed", "error": str(error), "exit_code": error.exit_code})
             raise
+        self._drafter = drafter
+        if drafter is not None:
+            self._watcher = asyncio.create_task(self._watch_drafters())
         self._description = TargetDescription(endpoint, folder.digest, ready["context"], ready["vocab_size"])
         self._tell("ready")
 
@@ -105,8 +120,25 @@ class TargetReplica:
         """Serve calls this when the replica is to go, and waits."""
         if self._description is not None:
             self._description = None
+            if self._drafter is not None:
+                self._watcher.cancel()
             await self._client.close()
             await self._team.stop()
+
+    async def _watch_drafters(self) -> None:
+        """Tell the rank where its drafters are, whenever that changes; without any it decodes plainly."""
+        known: list[dict[str, str]] = []
+        while True:
+            try:
+                async with asyncio.timeout(_DRAFTER_WAIT_S):
+                    found = await self._drafter.broadcast("describe").results_async()  # type: ignore[union-attr]
+            except (TimeoutError, ray.exceptions.RayError, RayServeException) as error:
+                logger.warning("no answer from the drafters: %s", str(error).splitlines()[:1])
+                found = []
+            if (endpoints := sorted(found, key=lambda each: str(each["address"]))) != known:
+                await self._team.connect_drafters(endpoints)
+                known = endpoints
+            await asyncio.sleep(_DRAFTER_POLL_S)
 
     async def _real_step(self, name: str) -> None:
         """One request through everything: a rank that can't compute must not be found out by a client."""

@@ -28,6 +28,7 @@ from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from draftwing.parallel.group import LeadingRunner, RankGroup, follow, open_group
 from draftwing.parallel.place import RankPlace
+from draftwing.parallel.remote_drafter import remote_drafter
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -44,7 +45,8 @@ class Team:
     def lead(self, config_json: str, progress: Progress) -> Engine:
         """Rank 0's engine. Errors as for `build_local`; SetupError when the ranks don't come together."""
         target, group, config, tokenizer = self._load(config_json, progress)
-        engine = engine_for(config, target, decoder=tokenizer, progress=progress, ranks=group)
+        drafter = remote_drafter(config)
+        engine = engine_for(config, target, decoder=tokenizer, progress=progress, drafter=drafter, ranks=group)
         assert isinstance(engine.runner, LeadingRunner)
         self._runner = engine.runner
         return engine
