@@ -151,7 +151,6 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "or add one {method: auto} to choose among the others",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
@@ -307,9 +306,13 @@ def test_a_profile_or_a_target_asks_for_adaptive() -> None:
             f"c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of {METHODS}",
         ),
         (
-            "drafters:\n  - {method: ngram, placement: {replicas: 2}}",
-            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match, "
-            "draft_per_match",
+            "drafters:\n  - {method: eagle3, path: x, placement: {replicas: 2}}",
+            "c.yaml:2: drafters.0.placement is {'replicas': 2}, but method 'eagle3' runs beside its target; a drafter "
+            "with a placement has one of ngram, suffix, draft_model",
+        ),
+        (
+            "drafters:\n  - {method: ngram, placement: {mode: enumerate}}",
+            "c.yaml:2: drafters.0.placement.mode is 'enumerate'; expected 'colocated' or 'alternate'",
         ),
         ("sampling: greedy", "c.yaml:1: sampling is 'greedy'; expected 'invariant' or 'rejection'"),
     ],

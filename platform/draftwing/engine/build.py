@@ -35,8 +35,12 @@ CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is ev
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 
-def build_local(config: Config, *, progress: Progress | None = None) -> tuple[Engine, TextTokenizer | None]:
+def build_local(
+    config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None
+) -> tuple[Engine, TextTokenizer | None]:
     """Load everything a config names; the tokenizer is None where the model has none.
+
+    drafter: as for `bound_drafter`; a placement is that of a server, without one the drafter runs here.
 
     ConfigError or SetupError, before anything heavy where it can be known.
     """
@@ -58,12 +62,12 @@ def build_local(config: Config, *, progress: Progress | None = None) -> tuple[En
         threads=config.model.cpu_threads,
     )
     tokenizer = load_tokenizer(folder)
-    return engine_for(config, target, decoder=tokenizer, progress=tell), tokenizer
+    return engine_for(config, target, decoder=tokenizer, progress=tell, drafter=drafter), tokenizer
 
 
-def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
+def build_engine(config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None) -> Engine:
     """The engine of `build_local` alone, for a rank: text comes and goes as tokens there."""
-    return build_local(config, progress=progress)[0]
+    return build_local(config, progress=progress, drafter=drafter)[0]
 
 
 def engine_for(
@@ -89,8 +93,13 @@ def engine_for(
     pool, own = paged(config, target, layers, drafter.traits.kv_bytes_per_token, tell, ranks)
     drafter.reserve(pool.blocks, pool.block_tokens)
     runner = own if ranks is None else ranks.leading(own, pool)
+    placement = config.drafters[0].placement if config.drafters else None
     limits = Limits(
-        config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
+        config.limits.sequences,
+        config.limits.queue,
+        config.limits.batch_tokens,
+        config.limits.prefill_chunk,
+        lanes=2 if placement is not None and placement.mode == "alternate" else 1,
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     rejection = config.sampling == "rejection"
@@ -167,15 +176,15 @@ def bound_drafter(
     """
     info = target_info(config, target, context, tokenizer)
     entries = config.drafters or [DrafterConfig(method="none")]
-    drafters = {entry.name: _bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
+    drafters = {entry.name: bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
     chooser = drafters.pop(config.drafter_name or "none")
     if isinstance(chooser, AutoDrafter):
         chooser.drafters = drafters
     return chooser
 
 
-def _bound(
-    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None
+def bound(
+    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None = None
 ) -> Drafter:
     """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
     method, options = check_drafter(entry, index)

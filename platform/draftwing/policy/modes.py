@@ -22,7 +22,7 @@ from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
 from draftwing.policy.profile import Profile
 from draftwing.policy.table import TablePolicy, cut_to_room
 
-FORMS = 'off, adaptive, table, "adaptive:k=8", "fixed:k=4", "fixed:k=4,width=2", "fixed:tree=3x2x1" or "fixed:paths=0,1,0.0"'
+FORMS = 'off, adaptive, table, "adaptive:k=8", "fixed:k=4", "fixed:k=4,width=2", "fixed:tree=3x2" or "fixed:paths=0,1"'
 MOST_DEPTH, MOST_WIDTH, MOST_NODES = 64, 32, 512
 ADAPTIVE_DEPTH = 8  # at most, where the mode doesn't say: deeper nodes seldom survive
 
