@@ -91,6 +91,17 @@ def test_a_static_tree_keeps_what_fits_into_the_plan() -> None:
     assert drafting.counters.accepted_tokens > 0
 
 
+def test_a_tree_that_the_plan_names_is_drafted_as_one_that_the_drafter_has() -> None:
+    paths = [[0], [1], [0, 0], [2], [0, 0, 0], [1, 0]]
+    named = engine("fixed:paths=" + ",".join(".".join(map(str, path)) for path in paths))
+    chosen = engine("fixed:tree=3x3x3", {"choices": paths})
+    asked = requests(KINDS["sampled"])
+    assert decode(named, asked) == decode(chosen, asked) == decode(engine("off"), asked)
+    assert named.counters.accepted_per_depth == chosen.counters.accepted_per_depth
+    assert named.counters.draft_tokens == chosen.counters.draft_tokens
+    assert named.counters.branched_tokens > 0
+
+
 def test_rejection_drafts_say_what_they_were_drawn_from() -> None:
     drafting = engine("fixed:tree=3x2", sampling="rejection")
     decode(drafting, requests(KINDS["sampled"]))

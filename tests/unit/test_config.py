@@ -16,6 +16,7 @@ from draftwing.config_errors import HIDDEN, MAX_PROBLEMS
 from draftwing.drafters.registry import BUILT_IN
 from draftwing.errors import ConfigError
 from draftwing.limits import RequestLimits
+from draftwing.policy.modes import FORMS
 
 METHODS = ", ".join(sorted(BUILT_IN))
 
@@ -147,14 +148,12 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
         "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
-        "c.yaml:12: policy.mode is 'adaptive', which is not available in this version; "
-        'expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
+        f"c.yaml:12: policy.mode is 'adaptive', which is not available in this version; expected {FORMS}",
         "c.yaml:12: policy.profile is 's3://bucket/profiles', and this setting is not available in this version; "
         "remove it",
         "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
@@ -267,11 +266,11 @@ def test_the_rest_of_the_documented_example_is_accepted() -> None:
         ),
         (
             "policy: {mode: 3}",
-            'c.yaml:1: policy.mode is 3; expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
+            f"c.yaml:1: policy.mode is 3; expected {FORMS}",
         ),
         (
             "policy: {mode: fast}",
-            'c.yaml:1: policy.mode is \'fast\'; expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
+            f"c.yaml:1: policy.mode is 'fast'; expected {FORMS}",
         ),
         (
             "sampling: exact",
@@ -290,9 +289,13 @@ def test_the_rest_of_the_documented_example_is_accepted() -> None:
             f"c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of {METHODS}",
         ),
         (
-            "drafters:\n  - {method: ngram, placement: {replicas: 2}}",
-            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match, "
-            "draft_per_match",
+            "drafters:\n  - {method: eagle3, path: x, placement: {replicas: 2}}",
+            "c.yaml:2: drafters.0.placement is {'replicas': 2}, but method 'eagle3' runs beside its target; a drafter "
+            "with a placement has one of ngram, suffix, draft_model",
+        ),
+        (
+            "drafters:\n  - {method: ngram, placement: {mode: enumerate}}",
+            "c.yaml:2: drafters.0.placement.mode is 'enumerate'; expected 'colocated' or 'alternate'",
         ),
         ("sampling: greedy", "c.yaml:1: sampling is 'greedy'; expected 'invariant' or 'rejection'"),
     ],

@@ -15,6 +15,7 @@ from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
@@ -24,13 +25,18 @@ from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.modes import parse_mode
+from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 
-def build_local(config: Config, *, progress: Progress | None = None) -> tuple[Engine, TextTokenizer | None]:
+def build_local(
+    config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None
+) -> tuple[Engine, TextTokenizer | None]:
     """Load everything a config names; the tokenizer is None where the model has none.
+
+    drafter: as for `bound_drafter`; a placement is that of a server, without one the drafter runs here.
 
     ConfigError or SetupError, before anything heavy where it can be known.
     """
@@ -52,12 +58,12 @@ def build_local(config: Config, *, progress: Progress | None = None) -> tuple[En
         threads=config.model.cpu_threads,
     )
     tokenizer = load_tokenizer(folder)
-    return engine_for(config, target, decoder=tokenizer, progress=tell), tokenizer
+    return engine_for(config, target, decoder=tokenizer, progress=tell, drafter=drafter), tokenizer
 
 
-def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
+def build_engine(config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None) -> Engine:
     """The engine of `build_local` alone, for a rank: text comes and goes as tokens there."""
-    return build_local(config, progress=progress)[0]
+    return build_local(config, progress=progress, drafter=drafter)[0]
 
 
 def engine_for(
@@ -75,6 +81,7 @@ def engine_for(
     """
     tell = progress or silent
     config = settle_methods(config)
+    config = settle_layers(config, prober(target, decoder, ranks), tell)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = context_of(config, target)
@@ -83,8 +90,13 @@ def engine_for(
     drafter.reserve(pool.blocks, pool.block_tokens)
     runner = own if ranks is None else ranks.leading(own, pool)
     policy = parse_mode(config.policy.mode, config.drafter_name, drafter.traits)
+    placement = config.drafters[0].placement if config.drafters else None
     limits = Limits(
-        config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
+        config.limits.sequences,
+        config.limits.queue,
+        config.limits.batch_tokens,
+        config.limits.prefill_chunk,
+        lanes=2 if placement is not None and placement.mode == "alternate" else 1,
     )
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     rejection = config.sampling == "rejection"
@@ -92,6 +104,20 @@ def engine_for(
     return assemble(
         runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
     )
+
+
+def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:
+    """Tries readings of layer ids on a target that is one process's own, on the built-in prompts."""
+
+    def make(config: Config) -> Engine:
+        if ranks is not None:
+            raise ConfigError(
+                "layer_ids is 'probe', which a target on several ranks can't do; run draftwing inspect --probe once "
+                "and set layer_ids to what it finds"
+            )
+        return engine_for(config, target, decoder=decoder)
+
+    return Prober(make, [decoder.encode(text) for text in PROMPTS] if decoder else random_prompts(target.vocab_size))
 
 
 def context_of(config: Config, target: LoadedTarget) -> int:
@@ -136,15 +162,15 @@ def bound_drafter(
     """
     info = target_info(config, target, context, tokenizer)
     entries = config.drafters or [DrafterConfig(method="none")]
-    drafters = {entry.name: _bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
+    drafters = {entry.name: bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
     chooser = drafters.pop(config.drafter_name or "none")
     if isinstance(chooser, AutoDrafter):
         chooser.drafters = drafters
     return chooser
 
 
-def _bound(
-    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None
+def bound(
+    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None = None
 ) -> Drafter:
     """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
     method, options = check_drafter(entry, index)

@@ -4,6 +4,7 @@ off                  plain decoding
 fixed:k=4            a chain of 4 tokens
 fixed:k=4,width=2    2 chains of 4 tokens that part at the root: 8 nodes, not 2 + 4 + 8 + 16
 fixed:tree=3x2x1     3 children of the root, 2 of each of those, 1 of each of those: 3 + 6 + 6 nodes
+fixed:paths=0,1,0.0  these nodes: the best and the second child of the root, and the best child of the first
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 
 from draftwing.core import NO_DRAFT, DraftShape, StepPlan
 from draftwing.drafters.base import DrafterTraits
-from draftwing.drafters.tree import full_size
+from draftwing.drafters.tree import full_size, shape_of
 from draftwing.errors import ConfigError
 from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
 
-FORMS = 'off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"'
+FORMS = 'off, "fixed:k=4", "fixed:k=4,width=2", "fixed:tree=3x2x1" or "fixed:paths=0,1,0.0"'
 MOST_DEPTH, MOST_WIDTH, MOST_NODES = 64, 32, 512
 _LATER = ("table", "adaptive")
 
@@ -53,7 +54,8 @@ class FixedPolicy(UncutPolicy):
 
     def _shape(self, depth: int, nodes: int) -> DraftShape:
         cut = self.largest.cut(depth, nodes)
-        return DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching))) if cut.nodes > 0 else NO_DRAFT
+        most = len(cut.paths) or full_size(cut.branching)
+        return DraftShape(cut.branching, min(cut.nodes, most), cut.paths) if cut.nodes > 0 else NO_DRAFT
 
 
 def parse_mode(text: str, drafter: str = "", traits: DrafterTraits | None = None) -> Policy:
@@ -84,6 +86,8 @@ def _fixed_shape(text: str, settings: str) -> DraftShape:
     elif match := re.fullmatch(r"tree=(\d{1,9}(?:x\d{1,9})*)", settings):
         widths = [int(found) for found in match[1].split("x")]
         depth, form = len(widths), f"a depth of {len(widths)}"
+    elif match := re.fullmatch(r"paths=(\d{1,9}(?:\.\d{1,9})*(?:,\d{1,9}(?:\.\d{1,9})*)*)", settings):
+        return _named(text, [tuple(map(int, path.split("."))) for path in match[1].split(",")])
     else:
         raise ConfigError(f"policy.mode is {text!r}; expected {FORMS}")
     if depth > MOST_DEPTH:
@@ -95,3 +99,15 @@ def _fixed_shape(text: str, settings: str) -> DraftShape:
     if nodes > MOST_NODES:
         raise ConfigError(f"policy.mode is {text!r} with {nodes} draft nodes a sequence; expected at most {MOST_NODES}")
     return DraftShape(branching, nodes)
+
+
+def _named(text: str, paths: list[tuple[int, ...]]) -> DraftShape:
+    try:
+        shape = shape_of(paths)
+    except ValueError as error:
+        raise ConfigError(f"policy.mode is {text!r}, but {error}") from error
+    bounds = ((shape.depth, MOST_DEPTH, "levels"), (max(shape.branching), MOST_WIDTH, "children of a node"))
+    for found, most, what in (*bounds, (shape.nodes, MOST_NODES, "nodes")):
+        if found > most:
+            raise ConfigError(f"policy.mode is {text!r} with {found} {what}; expected at most {most}")
+    return shape
