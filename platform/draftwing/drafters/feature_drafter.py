@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
-from draftwing.drafters.children import children, in_target_ids
+from draftwing.drafters.children import children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, share
@@ -344,9 +344,9 @@ class FeatureDrafter:
         if depth:
             self._run(level, [len(growth.frontier) for growth in growths])
         logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
-        logits = in_target_ids(logits, self.head.target_ids, self._target.vocab_size)
         rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
-        found, before = children(logits, rows, most_children(growths)), [growth.frontier for growth in growths]
+        found = children(logits, rows, most_children(growths), self.head.target_ids, self._target.vocab_size)
+        before = [growth.frontier for growth in growths]
         sources = found.sources if self._target.rejection else None
         share(growths, found.tokens, found.confidences, self._target.vocab_size, sources)
         for draft, frontier in zip(level, before, strict=True):

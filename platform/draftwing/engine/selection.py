@@ -14,6 +14,7 @@ import torch
 
 LOWEST = torch.finfo(torch.float32).min
 _BLOCK = 256  # entries whose maximum is kept, at most: a power of two
+_SMALL_BLOCK = 64  # entries of a block where few of the largest are wanted
 _NARROW = 4096  # rows up to this width have blocks of one entry
 _CACHED = 1 << 16  # entries searched at once on a CPU, so that they stay in its cache
 _FEW = 16  # divides the size of a block, unless that is 1
@@ -214,6 +215,23 @@ def exp(values: torch.Tensor) -> torch.Tensor:
     if values.device.type == "cpu":
         return torch.from_numpy(np.exp(values.numpy(), out=values.numpy()))
     return values.exp_()
+
+
+def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entries of each row of [R, V], largest first: values, ids [R, count]. Of equal ones, any.
+
+    They lie in the `count` blocks of the highest maxima, which is where topk looks.
+    """
+    rows, width = values.shape
+    if width < 4 * count * _SMALL_BLOCK:
+        top = values.topk(min(count, width), dim=-1)
+        return top.values, top.indices
+    if width % _SMALL_BLOCK:
+        values = torch.nn.functional.pad(values, (0, _SMALL_BLOCK - width % _SMALL_BLOCK), value=-torch.inf)
+    blocks = values.reshape(rows, -1, _SMALL_BLOCK)
+    best = blocks.amax(-1).topk(count, dim=-1).indices
+    top = blocks.gather(1, best[:, :, None].expand(-1, -1, _SMALL_BLOCK)).flatten(1).topk(count, dim=-1)
+    return top.values, best.gather(1, top.indices // _SMALL_BLOCK) * _SMALL_BLOCK + top.indices % _SMALL_BLOCK
 
 
 def nonzero(flags: torch.Tensor) -> torch.Tensor:
