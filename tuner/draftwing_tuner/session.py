@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwing.checkpoints.cache import Progress, cache_root
-from draftwing.commands.verify import prompt_texts, random_prompts
 from draftwing.config_models import Config
 from draftwing.engine.build import build_local
 from draftwing.engine.identity import profile_key
@@ -17,6 +16,7 @@ from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
+from draftwing.prompts import prompt_texts, random_prompts
 from draftwing_tuner.bench import Clock
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -15,6 +15,7 @@ from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
@@ -24,6 +25,7 @@ from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.modes import parse_mode
+from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
@@ -75,6 +77,7 @@ def engine_for(
     """
     tell = progress or silent
     config = settle_methods(config)
+    config = settle_layers(config, prober(target, decoder, ranks), tell)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = context_of(config, target)
@@ -92,6 +95,20 @@ def engine_for(
     return assemble(
         runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
     )
+
+
+def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:
+    """Tries readings of layer ids on a target that is one process's own, on the built-in prompts."""
+
+    def make(config: Config) -> Engine:
+        if ranks is not None:
+            raise ConfigError(
+                "layer_ids is 'probe', which a target on several ranks can't do; run draftwing inspect --probe once "
+                "and set layer_ids to what it finds"
+            )
+        return engine_for(config, target, decoder=decoder)
+
+    return Prober(make, [decoder.encode(text) for text in PROMPTS] if decoder else random_prompts(target.vocab_size))
 
 
 def context_of(config: Config, target: LoadedTarget) -> int:

@@ -141,5 +141,5 @@ def test_as_transformers_computes_them(
 
 
 def test_a_layer_that_is_not_there_is_named(target: LoadedTarget) -> None:
-    with pytest.raises(ConfigError, match=r"hidden states of layer 9; the target has 0 .* to 8"):
-        FeatureTap(target.model, (2, 9))
+    with pytest.raises(ConfigError, match=r"hidden states of layer 10; the target has 0 .* to 8 .* and 9"):
+        FeatureTap(target.model, (2, 10))
