@@ -186,7 +186,7 @@ def stub_block(stub: Stub, vocab: int) -> BlockDrafter:
         block_size, depth = DEPTH + 1, DEPTH
 
     class Model:
-        backbone, config, dtype = Backbone(), Config(), torch.float32
+        backbone, config, dtype, alone = Backbone(), Config(), torch.float32, True
 
         def hidden(self, anchors: Any, places: Any, pages: Any) -> Tensor:
             return torch.zeros(len(anchors), DEPTH, HIDDEN)

@@ -36,6 +36,10 @@ class Children:
     confidences: FloatArray
     sources: DraftSources
 
+    def take(self, rows: IntArray) -> Children:
+        sources = DraftSources(self.sources.ids[rows], self.sources.weights[rows])
+        return Children(self.tokens[rows], self.confidences[rows], sources)
+
 
 @torch.inference_mode()
 def children(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from draftwing.core import FloatArray, IntArray
+
 LOWEST = torch.finfo(torch.float32).min
 _BLOCK = 256  # entries whose maximum is kept, at most: a power of two
 _SMALL_BLOCK = 64  # entries of a block where few of the largest are wanted
@@ -218,20 +220,26 @@ def exp(values: torch.Tensor) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest entries of each row of [R, V], largest first: values, ids [R, count]. Of equal ones, any.
+    """The largest entries of each row of float32 [R, V], in no order: values, ids [R, count or V]. Of equal ones, any.
 
-    They lie in the `count` blocks of the highest maxima, which is where topk looks.
+    They lie in the `count` blocks of the highest maxima, so no more is searched on a CPU.
     """
     rows, width = values.shape
-    if width < 4 * count * _SMALL_BLOCK:
+    size = min(width & -width, _SMALL_BLOCK)
+    if values.device.type != "cpu" or width < 4 * count * size or size < _SMALL_BLOCK // 4:
         top = values.topk(min(count, width), dim=-1)
         return top.values, top.indices
-    if width % _SMALL_BLOCK:
-        values = torch.nn.functional.pad(values, (0, _SMALL_BLOCK - width % _SMALL_BLOCK), value=-torch.inf)
-    blocks = values.reshape(rows, -1, _SMALL_BLOCK)
-    best = blocks.amax(-1).topk(count, dim=-1).indices
-    top = blocks.gather(1, best[:, :, None].expand(-1, -1, _SMALL_BLOCK)).flatten(1).topk(count, dim=-1)
-    return top.values, best.gather(1, top.indices // _SMALL_BLOCK) * _SMALL_BLOCK + top.indices % _SMALL_BLOCK
+    blocks = values.reshape(rows, -1, size)
+    best = _last(blocks.amax(-1).numpy(), count)
+    some = blocks.numpy()[np.arange(rows)[:, None], best].reshape(rows, -1)
+    place = _last(some, count)
+    ids = np.take_along_axis(best, place // size, 1) * size + place % size
+    return torch.from_numpy(np.take_along_axis(some, place, 1)), torch.from_numpy(ids)
+
+
+def _last(values: FloatArray, count: int) -> IntArray:
+    """Places of the largest entries of each row, NaN among them."""
+    return np.argpartition(values, values.shape[1] - count, axis=1)[:, -count:]
 
 
 def nonzero(flags: torch.Tensor) -> torch.Tensor:
