@@ -11,7 +11,7 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
-from draftwing.checkpoints.published import Published, read_published
+from draftwing.checkpoints.published import Published, read_headers
 from draftwing.checkpoints.resolve import Layout, layer_count, resolve
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
@@ -64,7 +64,7 @@ def inspect_checkpoint(
         if file.suffix != ".gguf":
             raise ConfigError(f"{path} is a file; accepted: a folder, a .gguf file or a hub id (org/name)")
         return _gguf(path, read_gguf(file))
-    published = read_published(path, revision, progress)
+    published = read_headers(path, revision, progress)
     config, tensors = published.config, published.tensors
     layout = resolve(config, {name: tensor.shape for name, tensor in tensors.items()}, path)
     layers = target_layers(target, progress) if target else merged_config(config).get("num_target_layers")
@@ -92,7 +92,7 @@ def target_layers(target: str, progress: Progress = silent) -> int:
         header = read_gguf(file)
         count = header.metadata.get(f"{header.architecture}.block_count")
     else:
-        count = layer_count(read_published(target, None, progress).config)
+        count = layer_count(read_headers(target, None, progress).config)
     if not isinstance(count, int) or not count:
         raise ConfigError(f"target {target} doesn't say how many layers it has (num_hidden_layers)")
     return count

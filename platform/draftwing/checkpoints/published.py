@@ -46,6 +46,19 @@ def find_folder(path: str, revision: str | None = None, progress: Progress = sil
     return download(path, revision, Hub.from_environment(), progress, drafter=True)[0]
 
 
+def read_headers(path: str, revision: str | None = None, progress: Progress = silent) -> Published:
+    """As `read_published`, but a hub id's weights are not downloaded where their headers can be had alone."""
+    if not Path(path).expanduser().exists():
+        from draftwing.checkpoints.download import HUB_ID, Hub
+        from draftwing.checkpoints.remote_headers import remote_headers
+
+        if HUB_ID.fullmatch(path) and (found := remote_headers(path, revision, Hub.from_environment())):
+            config, files = found
+            _refuse_twice(path, files)
+            return Published(path, Path(path), config, files)
+    return read_published(path, revision, progress)
+
+
 def read_published(path: str, revision: str | None = None, progress: Progress = silent) -> Published:
     """ConfigError, SetupError: as for a model, naming what is wrong."""
     folder = find_folder(path, revision, progress)
@@ -55,12 +68,16 @@ def read_published(path: str, revision: str | None = None, progress: Progress = 
         raise ConfigError(f"{folder} has no config.json, so it is no checkpoint of a model or drafter{hint}")
     config = read_json(folder / "config.json")
     found = {file: _header(file, progress) for file in weight_files(folder)}
-    names: set[str] = set()
-    for file, tensors in found.items():
-        if twice := names & tensors.keys():
-            raise ConfigError(f"{folder}: tensor {min(twice)} is in {file.name} and in another file too; keep one")
-        names |= tensors.keys()
+    _refuse_twice(str(folder), found)
     return Published(path, folder, config, found)
+
+
+def _refuse_twice(where: str, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
+    names: set[str] = set()
+    for file, tensors in files.items():
+        if twice := names & tensors.keys():
+            raise ConfigError(f"{where}: tensor {min(twice)} is in {file.name} and in another file too; keep one")
+        names |= tensors.keys()
 
 
 def weight_files(folder: Path) -> list[Path]:
