@@ -28,8 +28,9 @@ from draftwing_serve.gateway import GatewayCore, GatewayOptions
 from draftwing_serve.http_api import make_app
 from draftwing_serve.prepare import ModelFacts, Preparer
 from draftwing_serve.rank_actor import DEFAULT_FACTORY
+from draftwing_serve.rank_team import RANK_CPUS
 from draftwing_serve.ray_edge import cluster_gpus, deployment
-from draftwing_serve.target import RANK_CPUS, TargetReplica
+from draftwing_serve.target import TargetReplica
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +105,14 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
     """factory: `module:function` that makes the engine inside the rank (tests put a small one in)."""
     require_model(config)
     gpus = _gpus(config)
-    bundle = {"CPU": REPLICA_CPUS + RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    bundle = {"CPU": RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    first = bundle | {"CPU": REPLICA_CPUS + RANK_CPUS}
     target = deployment(
         TargetReplica,
         name=TARGET,
         num_replicas=config.server.replicas,
         ray_actor_options={"num_cpus": REPLICA_CPUS},
-        placement_group_bundles=[bundle],
+        placement_group_bundles=[first] + [bundle] * (config.parallel.ranks - 1),
         placement_group_strategy="PACK",
         max_ongoing_requests=100,
         max_constructor_retry_count=3,

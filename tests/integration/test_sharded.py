@@ -9,6 +9,7 @@ import pytest
 
 from draftwing.config_models import Config
 from draftwing.engine.build import build_engine
+from draftwing.engine.split import CHECKED, experts_of
 from draftwing.parallel.capacity import Hardware, plan_capacity
 from tests.integration.sharded_tools import (
     Outcome,
@@ -18,6 +19,7 @@ from tests.integration.sharded_tools import (
     random_medusa,
     run_pair,
 )
+from tests.random_targets import TARGETS, VOCAB, config_of, save_random
 from tests.tiny_models import GOLDENS, golden
 
 SIZES = {"llama8": (64, 160), "qwen3_8": (48, 192), "gemma3_6": (32, 128), "mixtral3": (32, 128)}
@@ -113,3 +115,25 @@ def check_shares(name: str, axis: str, outcome: Outcome, heads: Path) -> None:
     assert 4 * outcome.weights == plan.weight_bytes_per_rank
     assert 4 * outcome.kv_per_token == plan.kv_bytes_per_token_per_rank
     assert plan.weight_bytes_per_rank < 0.62 * plan.weight_bytes
+
+
+@pytest.mark.slow
+def test_every_architecture_that_may_be_cut(tmp_path: Path) -> None:
+    """Windows, caps, biases, shared experts and latents, drafted for by trees: the tokens of one rank."""
+    names = [name for name in TARGETS if config_of(name).model_type in CHECKED]
+    assert {config_of(name).model_type for name in names} == set(CHECKED)
+    cuts = [(name, "tensor") for name in names] + [(n, "expert") for n in names if experts_of(config_of(n))]
+    for name in names:
+        save_random(name, tmp_path / name)
+    jobs = []
+    for name, axis in cuts:
+        base = document("llama8", "ngram trees", tmp_path, **{axis: 2})
+        base["model"]["path"] = str(tmp_path / name)
+        jobs.append((base, prompts_of(VOCAB, "greedy")))
+    for (name, axis), (base, requests), got in zip(cuts, jobs, run_pair(jobs), strict=True):
+        one = decode(build_engine(Config.model_validate(base | {"parallel": {}})), prompts_of(VOCAB, "greedy"))
+        assert got.tokens == one.tokens, (name, axis)
+        plan = plan_capacity(Config.model_validate(base), Hardware(None, 2))
+        assert 4 * got.weights == plan.weight_bytes_per_rank, (name, axis)
+        assert 4 * got.kv_per_token == plan.kv_bytes_per_token_per_rank, (name, axis)
+        assert len(requests) == len(got.tokens)

@@ -5,6 +5,7 @@ Rank 0 opens a TCPStore on a port that the system picks, and whoever starts the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -144,7 +146,8 @@ def open_group(
 ) -> RankGroup:
     """Join the ranks of a replica. SetupError when they don't come together in time.
 
-    store: host:port of rank 0's store; rank 0 opens one at `host` and tells its address by on_store.
+    store: host:port of rank 0's store; rank 0 opens one at `host` and tells its address by on_store. host: this
+    process's own address, by which the others reach it.
     """
     if device.type == "cpu" and torch.accelerator.is_available():
         raise SetupError(
@@ -152,6 +155,8 @@ def open_group(
             "use; set CUDA_VISIBLE_DEVICES to nothing"
         )
     timeout = timedelta(seconds=JOIN_S)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, _interface(host))
     try:
         if rank == 0:
             opened = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -168,3 +173,14 @@ def open_group(
         raise SetupError(f"rank {rank} of {size} could not join the others at {store or host}: {line}") from error
     assert dist.group.WORLD is not None
     return RankGroup(rank, size, dist.group.WORLD, control, opened)
+
+
+def _interface(host: str) -> str:
+    """The network interface of an address. SetupError where this machine has none with it."""
+    if host.startswith("127."):
+        host = "127.0.0.1"
+    addresses = psutil.net_if_addrs()
+    found = [name for name, entries in addresses.items() if any(entry.address == host for entry in entries)]
+    if not found:
+        raise SetupError(f"no network interface of this machine has the address {host}; its interfaces: {[*addresses]}")
+    return found[0]

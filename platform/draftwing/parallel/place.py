@@ -9,7 +9,7 @@ from draftwing.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """store: host:port of rank 0's TCPStore, empty for rank 0 itself, which opens it at `host`."""
+    """store: host:port of rank 0's TCPStore, empty for rank 0 itself, which opens it. host: this process's address."""
 
     rank: int = 0
     world_size: int = 1

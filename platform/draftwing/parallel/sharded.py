@@ -13,18 +13,22 @@ from typing import Any
 
 import torch
 
+from draftwing.checkpoints import hf
 from draftwing.checkpoints.cache import Progress
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.model_folder import ModelFolder, read_config
 from draftwing.config_models import Config
 from draftwing.engine.build import engine_for, paged
 from draftwing.engine.loading import LoadedTarget, choose_device, load_target
 from draftwing.engine.runner import probe_layers
 from draftwing.engine.speedup import speed_up
+from draftwing.engine.split import split_of
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
-from draftwing.errors import ConfigError
+from draftwing.errors import ConfigError, SetupError
 from draftwing.parallel.group import LeadingRunner, RankGroup, follow, open_group
 from draftwing.parallel.place import RankPlace
+from draftwing.parallel.remote_drafter import remote_drafter
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -41,7 +45,8 @@ class Team:
     def lead(self, config_json: str, progress: Progress) -> Engine:
         """Rank 0's engine. Errors as for `build_local`; SetupError when the ranks don't come together."""
         target, group, config, tokenizer = self._load(config_json, progress)
-        engine = engine_for(config, target, decoder=tokenizer, progress=progress, ranks=group)
+        drafter = remote_drafter(config)
+        engine = engine_for(config, target, decoder=tokenizer, progress=progress, drafter=drafter, ranks=group)
         assert isinstance(engine.runner, LeadingRunner)
         self._runner = engine.runner
         return engine
@@ -89,6 +94,26 @@ class Team:
             ranks=group,
         )
         return target, group, config, load_tokenizer(folder) if place.rank == 0 else None
+
+
+def check_ranks(config: Config, folder: ModelFolder, *, here: bool) -> None:
+    """Refuse, before anything starts, ranks that the model can't be cut for or (here) that this machine has no devices
+    for. ConfigError, SetupError."""
+    ranks = config.parallel.ranks
+    if ranks == 1:
+        return
+    key = "parallel.expert" if config.parallel.expert > 1 else "parallel.tensor"
+    if here:
+        device = choose_device(config.model.device)
+        cuda = device.type == "cuda"
+        there = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
+        if ranks > there:
+            raise SetupError(
+                f"{key} is {ranks}, and this machine has {there} {'GPUs' if cuda else 'CPUs'}, one of which each rank "
+                f"needs; expected at most {there}, or set RAY_ADDRESS to a cluster that has more"
+            )
+    values = read_config(folder.path)
+    split_of(hf.meta_model(values), config.parallel, folder.source)
 
 
 def _own_threads(device: torch.device, ranks: int) -> int | None:
