@@ -76,7 +76,7 @@ def withdrawn(rows: Seq[ScheduleRow], levels: Seq[Level], policy: str, clock: st
     A bucket between two levels has the verdict of the larger one: drafts gain less there.
     """
     slower = {
-        level.concurrency: getattr(standing, clock).high < 1
+        level.concurrency: bool(getattr(standing, clock).high < 1)
         for level in levels
         for standing in level.standings
         if standing.policy == policy

@@ -99,7 +99,7 @@ def test_held_out_prompts_teach_nothing(finished: tuple[Session, Tuned]) -> None
 def test_the_table_is_no_worse_than_any_fixed_setting_by_replay(finished: tuple[Session, Tuned]) -> None:
     _, tuned = finished
     table = next(setting for setting in tuned.replayed if setting.name == "table")
-    assert all(table.overall >= other.overall - 1e-9 for other in tuned.replayed if "k=" not in other.name)
+    assert all(table.overall >= other.overall - 1e-6 for other in tuned.replayed)
     assert table.overall >= 1.0
     assert all(setting.overall == pytest.approx(1.0) for setting in tuned.replayed if setting.name == "plain decoding")
 
