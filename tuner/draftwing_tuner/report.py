@@ -88,10 +88,10 @@ def print_result(session: Session, tuned: Tuned, report: Path, line: str) -> Non
 
 
 def schedule_rows(schedule: Seq[ScheduleRow]) -> tuple[list[str], list[list[str]]]:
-    columns = ["up to", "context", "draft", "tokens/step", "tokens/s", "over plain"]
+    columns = ["requests, up to", "context", "draft", "tokens/step", "tokens/s", "over plain"]
     return columns, [
         [
-            f"{row.batch} sequences",
+            f"{row.batch} at once",
             f"{row.context}",
             shape_text(DraftShape(row.branching, row.nodes)),
             f"{row.tokens:.2f}",
