@@ -5,7 +5,7 @@ greedy) and questions of our own (chat, temperature 0.8). Drafters: `ngram`, and
 layer, untrained: it agrees with the whole one at 0.5 to 0.8 of the positions, as trained heads do on real targets.
 The days share no prompt.
 
-usage: python -m benchmarks.collect_days --day train|held_out [--answers 12] [--tokens 72] [--work DIR] [--out DIR]
+usage: python -m benchmarks.collect_days --day train|held_out [--answers 10] [--tokens 56] [--work DIR] [--out DIR]
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def requests(day: str, count: int, tokens: int, tokenizer: TextTokenizer) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--day", choices=sorted(ASKED), required=True)
-    parser.add_argument("--answers", type=int, default=12, help="of each kind")
-    parser.add_argument("--tokens", type=int, default=72)
+    parser.add_argument("--answers", type=int, default=10, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=56)
     parser.add_argument("--work", type=Path, default=Path("build/collect"), help="where the thin model is made")
     parser.add_argument("--out", type=Path, default=DATA)
     args = parser.parse_args()
