@@ -71,7 +71,7 @@ def config_of(name: str) -> Any:
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module, seed: int) -> None:
+def randomise(model: nn.Module, seed: int) -> None:
     """Every tensor drawn in the order of its name; those that start as zeros (sinks, biases) too."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -93,7 +93,7 @@ def random_model(name: str, *, seed: int | None = None) -> Any:
 
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config_of(name))
-    _randomise(model, SEEDS.get(name, 0) if seed is None else seed)
+    randomise(model, SEEDS.get(name, 0) if seed is None else seed)
     return model
 
 

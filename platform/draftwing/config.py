@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from draftwing.config_errors import closest, dotted, explain, refuse, section_in, unknown_key
 from draftwing.config_models import (
+    FROM_CHECKPOINT,
     CacheConfig,
     Config,
     DrafterConfig,
@@ -225,7 +226,9 @@ class _Found:
         drafters = self._values.get("drafters")
         for i, entry in enumerate(drafters if isinstance(drafters, list) else []):
             try:
-                check_drafter(DrafterConfig.model_validate(entry), i)
+                drafter = DrafterConfig.model_validate(entry)
+                if drafter.method != FROM_CHECKPOINT or "path" not in drafter.options:
+                    check_drafter(drafter, i)
             except ValidationError:  # reported with the rest of the config
                 continue
             except ConfigError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
@@ -24,7 +24,7 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
 DEFAULT_MODE = "fixed:k=4"
-PLANNED_METHODS = ("mtp",)
+FROM_CHECKPOINT = "checkpoint"  # the method of a drafter that names a path alone
 
 
 class Section(BaseModel):
@@ -89,12 +89,23 @@ class ParallelConfig(Section):
 
 
 class DrafterConfig(BaseModel):
-    """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter)."""
+    """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter).
+
+    The method may be left out where `path` names a checkpoint: it says the method then, when it is opened.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     method: Name
     name: Name = Field(default_factory=lambda data: data.get("method", ""))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told_by_its_checkpoint(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "method" in data or not isinstance(path := data.get("path"), str):
+            return data
+        name = "".join(path.rstrip("/").rpartition("/")[2].split())[:128] or FROM_CHECKPOINT
+        return {"name": name, **data, "method": FROM_CHECKPOINT}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -249,3 +249,26 @@ class EngineCounters:
     forward_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """What a policy does now and why, for people to read.
+
+    setting: the last step's plan in words. ratio: tokens over those that plain decoding would have made in the same
+    time, half_width: half of its 95 % interval; None while too few steps tell. predicted: the ratio that the cost and
+    acceptance models expected. cost_error: median relative error of predicted step times. profile: digest of the
+    profile in use, "" if none. schedule: sequences, the draft length they would get, and the ratio expected of it.
+    """
+
+    mode: str
+    drafter: str
+    setting: str
+    reason: str
+    tripped: bool = False
+    ratio: float | None = None
+    half_width: float | None = None
+    predicted: float | None = None
+    cost_error: float | None = None
+    profile: str = ""
+    schedule: list[tuple[int, int, float]] = field(default_factory=list)

@@ -319,7 +319,7 @@ def test_drafter_none_overrules_a_file_that_drafts(capsys: pytest.CaptureFixture
         ),
         (["--speculative-config", "{"], "--speculative-config: not valid JSON"),
         (["-c", "missing.yaml"], "config file missing.yaml can't be read: No such file or directory"),
-        (["--drafter", "mtp"], "drafters.0.method is 'mtp', which is not available in this version"),
+        (["--drafter", "mpt"], "drafters.0.method is 'mpt'; did you mean 'mtp'?; expected one of"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(

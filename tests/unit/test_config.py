@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from draftwing.config import Config, LoadedConfig, load_config, parse_setting, require_model, settings
 from draftwing.config_errors import HIDDEN, MAX_PROBLEMS
-from draftwing.config_models import PLANNED_METHODS
 from draftwing.drafters.registry import BUILT_IN
 from draftwing.errors import ConfigError
 from draftwing.limits import RequestLimits
@@ -28,7 +27,7 @@ model:
   quantization: null
 parallel: {tensor: 8, expert: 1, pipeline: 1}
 drafters:
-  - {name: head, method: mtp, path: yuhuili/EAGLE3-LLaMA3.3-Instruct-70B}
+  - {name: head, method: eagle3, path: yuhuili/EAGLE3-LLaMA3.3-Instruct-70B}
   - {name: lookup, method: ngram, max_match: 4}
   - {name: small, method: draft_model, path: meta-llama/Llama-3.2-1B-Instruct, placement: {replicas: 2, gpus: 1}}
 policy: {mode: adaptive, profile: s3://bucket/profiles, targets: {tpot_ms: 30}}
@@ -145,8 +144,8 @@ def test_the_request_limits_of_the_config_are_those_that_requests_are_checked_by
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
     assert problems(EXAMPLE) == [
-        "c.yaml:8: drafters is [{'method': 'mtp', 'name': 'head', "
-        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instruct-..., 3 drafters of which 0 have method auto; keep one drafter, "
+        "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
+        "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
         "c.yaml:12: policy.mode is 'adaptive', which is not available in this version; "
         'expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
@@ -155,25 +154,18 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        f"c.yaml:9: drafters.0.method is 'mtp', which is not available in this version; expected one of {METHODS}",
         "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
     text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
-    lines = [line for line in text.splitlines() if "mtp" not in line and "draft_model" not in line]
+    lines = [line for line in text.splitlines() if "eagle3" not in line and "draft_model" not in line]
     text = "\n".join(line for line in lines if not line.startswith(("policy", "server")))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
     assert loaded.config.model.dtype == "bfloat16"
     assert loaded.config.limits.context == 32768
     assert loaded.config.drafters[0].name == "lookup"
-
-
-@pytest.mark.parametrize("method", PLANNED_METHODS)
-def test_every_planned_method_says_that_it_is_not_there(method: str) -> None:
-    (line,) = problems(f"drafters: [{{method: {method}}}]")
-    assert line.startswith(f"c.yaml:1: drafters.0.method is '{method}', which is not available in this version")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_the_list_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert entries["suffix"]["options"] == ["factor", "max_depth", "max_requests", "min_probability", "offset"]
     assert entries["draft_model"]["needs_checkpoint"]
     assert not entries["ngram"]["needs_checkpoint"]
-    assert all(entries[name]["summary"] for name in ("none", "ngram", "suffix", "lookahead", "auto", "draft_model"))
+    assert all(entries[name]["summary"] for name in BUILT_IN)
 
 
 def test_the_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +37,14 @@ def test_facts_agree_with_the_drafter(name: str) -> None:
     traits, facts = method.make(method.options()).traits, method.facts
     for fact in ("kind", "trees", "confidence", "stateful_across_requests"):
         assert getattr(facts, fact) == getattr(traits, fact), fact
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle2", "eagle3", "medusa", "mtp", "dflash", "dflash2", "dspark"])
+def test_facts_of_heads_agree_with_the_drafter(name: str) -> None:
+    method = find_method(name)
+    traits, facts = method.make(method.options.model_validate({"path": "somewhere"})).traits, method.facts
+    assert facts.kind == "feature"
+    assert (facts.trees, facts.confidence) == (traits.trees, traits.confidence)
 
 
 def test_auto_shares_statistics() -> None:

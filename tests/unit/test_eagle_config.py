@@ -6,33 +6,10 @@ from typing import Any
 
 import pytest
 
-from draftwing.drafters.eagle_config import read_eagle_config, resolve_layers
+from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.errors import ConfigError
 
-IDS = "eagle_aux_hidden_state_layer_ids"
 DIMS = {"hidden_size": 64, "num_attention_heads": 4}
-
-
-@pytest.mark.parametrize(
-    ("config", "override", "layers"),
-    [
-        ({}, None, (2, 16, 29)),
-        ({IDS: None}, None, (2, 16, 29)),
-        ({IDS: [1, 17, 31]}, None, (1, 17, 31)),
-        ({"eagle_config": {IDS: [1, 17, 28]}}, None, (2, 18, 29)),
-        ({"eagle_config": {IDS: [2, 16, 29]}}, None, (2, 16, 29)),
-        ({"target_layer_ids": [-1, 9, 17]}, None, (0, 10, 18)),
-        ({IDS: [1, 2, 3]}, (4, 5, 6), (4, 5, 6)),
-    ],
-)
-def test_layers(config: dict[str, Any], override: tuple[int, ...] | None, layers: tuple[int, ...]) -> None:
-    assert resolve_layers(config, 32, override) == layers
-
-
-@pytest.mark.parametrize("config", [{IDS: [2, 16, 32]}, {"eagle_config": {IDS: [24, 30, 32]}}])
-def test_layers_that_are_not_there_are_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"the target has 0 to 31 before its final norm; name them with"):
-        resolve_layers(config, 32)
 
 
 def test_flags_mean_what_their_writer_meant() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from draftwing.commands.common import add_config_flags, config_from_args, print_json, tell
+from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
+from draftwing.core import SamplingParams
 from draftwing.errors import ConfigError
+
+if TYPE_CHECKING:
+    from draftwing_tuner.session import Session
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -15,14 +20,23 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "tune",
-        help="measure this machine",
-        description="measure: what steps cost on this machine, by rows, sequences and context, and what the drafter "
-        "costs. Ctrl-C stops; the same command goes on.",
+        help="measure this machine, learn how drafts are accepted, publish a profile",
+        description="Measures what steps and drafts cost on this machine, collects text and proposals from your "
+        "prompts, searches what to draft, checks it against plain decoding on held-out prompts, and publishes a "
+        "profile. Ctrl-C stops; the same command goes on.",
         allow_abbrev=False,
     )
-    parser.add_argument("what", choices=("measure",), help="the part to run")
+    parser.add_argument(
+        "what", nargs="?", choices=("all", "measure", "collect"), default="all", help="one part alone (default: all)"
+    )
     parser.add_argument("--budget", default="5m", metavar="TIME", help="such as 90s, 5m or 1h (default: 5m)")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='your text: JSON lines of {"prompt": ...}')
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the answers (default: 0)")
+    parser.add_argument("--trials", type=int, default=24, metavar="N", help="of each batch and context (default: 24)")
+    parser.add_argument(
+        "--publish", metavar="URI", help="folder or pyarrow.fs URI (default: policy.profile, else one in --out)"
+    )
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a machine that others use too, one thread"
     )
@@ -34,18 +48,61 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     budget = seconds(args.budget)
+    for name, least in (("max_tokens", 8), ("trials", 4)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected at least {least}")
+    if args.temperature < 0:
+        raise ConfigError(f"--temperature is {args.temperature}; expected 0 or more")
     config = config_from_args(args).config
-    from draftwing_tuner.measuring import document, measure_costs, print_costs
     from draftwing_tuner.session import open_session
 
     session = open_session(config, clock=args.clock, out=args.out, tell=tell)
+    {"all": _all, "measure": _measure, "collect": _collect}[args.what](args, session, budget)
+    return 0
+
+
+def _measure(args: argparse.Namespace, session: Session, budget_s: float) -> None:
+    from draftwing_tuner.measuring import document, measure_costs, print_costs
+
     text = [token for prompt in session.prompts(args.prompts) for token in prompt]
-    found = measure_costs(session, text, budget)
+    found = measure_costs(session, text, budget_s)
     if args.json:
         print_json(document(session, found))
     else:
         print_costs(session, found)
-    return 0
+
+
+def _collect(args: argparse.Namespace, session: Session, budget_s: float) -> None:
+    from draftwing_tuner.tuning import collect_answers
+
+    trace = collect_answers(session, session.prompts(args.prompts), _params(args), budget_s)
+    folder, tokens = session.out / "trace", sum(len(request.output) for request in trace.requests)
+    (proposals,) = trace.proposals.values()
+    nodes = sum(len(one.tokens) for one in proposals)
+    if args.json:
+        counts = {"answers": len(trace.requests), "tokens": tokens, "nodes": nodes}
+        print_json({"schema": 1, "trace": str(folder), **counts})
+    else:
+        say(f"{len(trace.requests)} answers, {tokens} tokens, {nodes} proposed nodes in {folder}")
+
+
+def _all(args: argparse.Namespace, session: Session, budget_s: float) -> None:
+    from draftwing_tuner.report import command, document, print_result, write_report
+    from draftwing_tuner.tuning import tune
+
+    uri = args.publish or session.config.policy.profile or str(session.out / "profiles")
+    prompts = session.prompts(args.prompts)
+    tuned = tune(session, prompts, _params(args), uri, budget_s=budget_s, trials=args.trials)
+    report, line = session.out / "report.html", command(session, tuned, args.config_file)
+    write_report(session, tuned, report, line)
+    if args.json:
+        print_json(document(session, tuned) | {"report": str(report), "command": line})
+    else:
+        print_result(session, tuned, report, line)
+
+
+def _params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=7)
 
 
 def seconds(text: str) -> float:

@@ -17,13 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwing.checkpoints.cache import Progress, cache_root, made_whole, only_one, silent
-from draftwing.checkpoints.download import HUB_ID, Hub, download
-from draftwing.checkpoints.model_folder import add_samples, read_json
-from draftwing.checkpoints.weight_files import INDEX, SINGLE, StoredTensor, read_header, read_weight_files
+from draftwing.checkpoints.model_folder import add_samples
+from draftwing.checkpoints.published import ARCHIVES, read_published
+from draftwing.checkpoints.weight_files import SINGLE, StoredTensor, read_header
 from draftwing.errors import ConfigError
-
-ARCHIVES = (".bin", ".pt", ".pth")
-NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states")
 
 
 class Checkpoint:
@@ -81,39 +78,15 @@ class Checkpoint:
 
 def open_checkpoint(path: str, revision: str | None = None, progress: Progress = silent) -> Checkpoint:
     """Open what `drafters.N.path` names. ConfigError, SetupError: as for a model, naming what is wrong."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if not HUB_ID.fullmatch(path):
-            raise ConfigError(f"drafter path {path} does not exist; accepted: a folder or a hub id (org/name)")
-        folder, _ = download(path, revision, Hub.from_environment(), progress, drafter=True)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"drafter path {folder} has no config.json, so it is no drafter's checkpoint")
-    return Checkpoint(folder, read_json(folder / "config.json"), _weights(folder, progress))
+    published = read_published(path, revision, progress)
+    files = {}
+    for file, tensors in published.files.items():
+        safe = converted(file, progress) if file.suffix in ARCHIVES else file
+        files[safe] = tensors if safe is file else read_header(safe)[1]
+    return Checkpoint(published.folder, published.config, files)
 
 
-def _weights(folder: Path, progress: Progress) -> dict[Path, Mapping[str, StoredTensor]]:
-    """Tensors of each safetensors file, an archive's after its conversion."""
-    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
-        files = list(read_weight_files(folder).files)
-    elif not (files := sorted(folder.glob("*.safetensors"))):
-        archives = [
-            path
-            for path in sorted(folder.iterdir())
-            if path.suffix in ARCHIVES and not path.name.startswith(NO_WEIGHTS)
-        ]
-        if not archives:
-            raise ConfigError(f"{folder} has no weights; expected *.safetensors, or *.bin or *.pt")
-        files = [_converted(path, progress) for path in archives]
-    found = {path: read_header(path)[1] for path in files}
-    names: set[str] = set()
-    for path, tensors in found.items():
-        if twice := names & tensors.keys():
-            raise ConfigError(f"{folder}: tensor {min(twice)} is in {path.name} and in another file too; keep one")
-        names |= tensors.keys()
-    return dict(found)
-
-
-def _converted(archive: Path, progress: Progress) -> Path:
+def converted(archive: Path, progress: Progress) -> Path:
     """The archive as a safetensors file in the cache, made at its first use."""
     size = archive.stat().st_size
     total = hashlib.sha256(f"draftwing drafter 1 {size}".encode())

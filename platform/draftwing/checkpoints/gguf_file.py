@@ -5,6 +5,7 @@ Arrays are skipped, not kept: a vocabulary of 262,144 strings is most of a heade
 
 from __future__ import annotations
 
+import math
 import mmap
 import shutil
 import struct
@@ -29,9 +30,13 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
+    """shape: outputs first, as torch has it. bytes: stored."""
+
     name: str
     elements: int
     type: str
+    shape: tuple[int, ...]
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +140,8 @@ def _tensors(reader: _Reader, count: int) -> tuple[tuple[GgufTensor, ...], list[
         name, dimensions = reader.string(), reader.count("I")
         if dimensions > 8:
             raise _Damage(f"tensor {name!r} has {dimensions} dimensions")
-        elements = 1
-        for _ in range(dimensions):
-            elements *= reader.count()
+        shape = tuple(reader.count() for _ in range(dimensions))[::-1]
+        elements = math.prod(shape)
         number, offset = reader.count("I"), reader.count()
         try:
             kind = GGMLQuantizationType(number)
@@ -146,8 +150,9 @@ def _tensors(reader: _Reader, count: int) -> tuple[tuple[GgufTensor, ...], list[
         per_block, block_bytes = GGML_QUANT_SIZES[kind]
         if elements % per_block:
             raise _Damage(f"tensor {name!r} has {elements} elements, not whole blocks of {kind.name}")
-        tensors.append(GgufTensor(name, elements, kind.name))
-        extents.append((name, offset, elements // per_block * block_bytes))
+        size = elements // per_block * block_bytes
+        tensors.append(GgufTensor(name, elements, kind.name, shape, size))
+        extents.append((name, offset, size))
     return tuple(tensors), extents
 
 

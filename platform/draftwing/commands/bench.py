@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwing.checkpoints.methods import settle_methods
 from draftwing.commands.common import add_config_flags, config_from_args, help_of, print_json, say, tell
 from draftwing.commands.verify import prompt_texts, random_prompts
 from draftwing.config_models import Config
@@ -41,7 +42,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = config_from_args(args).config
+    config = settle_methods(config_from_args(args).config, tell)
     if config.policy.mode == "off":
         raise ConfigError("nothing would be drafted: choose a drafter and a policy (--drafter ngram --draft-tokens 4)")
     if args.parquet is not None:

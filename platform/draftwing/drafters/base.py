@@ -40,9 +40,9 @@ class DrafterTraits:
 
     kind: "token" drafts from token ids, "feature" also needs the target's hidden states.
     stop: "incremental" asks the controller before each depth, "block" drafts all depths in one call.
-    hidden_layers: target layers whose output it needs; i is the output of decoder layer i, the number of layers is the
-    output after the final norm. kv_bytes_per_token: draft KV the engine plans memory for. max_depth: longest draft.
-    trees: can propose more than a chain. confidence: its drafts carry `DraftTree.confidences`.
+    hidden_layers: hidden states of the target that it needs, as `engine.features.FeatureTap` counts them.
+    kv_bytes_per_token: draft KV the engine plans memory for. max_depth: longest draft. trees: can propose more than a
+    chain. confidence: its drafts carry `DraftTree.confidences`.
     stateful_across_requests: a draft may depend on earlier requests (of the same salt), so proposals aren't a function
     of the sequence alone. sharding: "rank0" runs beside the scheduler, "target" is split like the target.
     """
@@ -265,6 +265,22 @@ class CheckpointOptions(DrafterOptions):
     revision: str | None = None
 
 
+class LayerOptions(DrafterOptions):
+    """Options of a method whose checkpoint says which hidden states of the target it takes.
+
+    layers: those states instead, as transformers counts them (0: embeddings). layer_ids: what ids in the checkpoint
+    mean, inputs of layers or their outputs; auto: by the field they stand in; probe: measured at loading.
+    """
+
+    layers: tuple[int, ...] | None = Field(default=None, min_length=1, strict=False)
+    layer_ids: Literal["auto", "inputs", "outputs", "probe"] = "auto"
+
+    @property
+    def reading(self) -> Literal["auto", "inputs", "outputs"]:
+        return "auto" if self.layer_ids == "probe" else self.layer_ids
+
+
+AS_PUBLISHED = LayerOptions()
 Options = TypeVar("Options", bound=DrafterOptions)
 
 
@@ -272,14 +288,18 @@ Options = TypeVar("Options", bound=DrafterOptions)
 class MethodFacts:
     """What a method is, known before a drafter of it exists; the rest is as in `DrafterTraits`.
 
-    summary: one line. kind "feature": it needs hidden states, so it runs beside the target.
+    summary: one line. kind "feature": it needs hidden states, so it runs beside the target. own_cache: it keeps keys
+    and values of its own, in memory that grows with the target's cache.
     """
 
     summary: str = ""
     kind: Literal["token", "feature"] = "token"
+    stop: Literal["incremental", "block"] = "block"
     trees: bool = False
     confidence: bool = False
     stateful_across_requests: bool = False
+    own_cache: bool = False
+    sharding: Literal["rank0", "target"] = "rank0"
 
 
 @dataclass(frozen=True, slots=True)

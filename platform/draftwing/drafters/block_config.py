@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftwing.checkpoints.feature_layers import Reading, block_layers, merged_config
 from draftwing.errors import ConfigError
 
-NESTED = ("dflash_config", "dspark_config")
 CALL_DEPENDENT_ROPE = ("longrope", "dynamic")
 # Published flags that change the numbers and that nothing here computes, with the value that means "off".
 REFUSED: dict[str, Any] = {
@@ -72,12 +72,20 @@ class BlockConfig(BaseModel):
 
 
 def read_config(
-    config: Mapping[str, Any], *, method: str, features: int, layers: int, target_layers: int
+    config: Mapping[str, Any],
+    *,
+    method: str,
+    features: int,
+    layers: int,
+    target_layers: int,
+    reading: Reading = "auto",
+    override: tuple[int, ...] | None = None,
 ) -> BlockConfig:
-    """features: hidden states that `fc` takes together. layers: of the drafter. ConfigError names the field."""
-    own: dict[str, Any] = {}
-    for part in (config.get("transformer_layer_config"), config, *(config.get(name) for name in NESTED)):
-        own |= {name: value for name, value in (part or {}).items() if value is not None}
+    """features: hidden states that `fc` takes together. layers: of the drafter. ConfigError names the field.
+
+    reading, override: see `block_layers`.
+    """
+    own = merged_config(config)
     speculators = "transformer_layer_config" in config
     for name, off in REFUSED.items():
         if own.get(name, off) != off:
@@ -89,7 +97,9 @@ def read_config(
         "attention_bias": own.get("attention_bias", False),
         "num_key_value_heads": own.get("num_key_value_heads", heads),
         "head_dim": own.get("head_dim") or own.get("hidden_size", heads) // heads,
-        "hidden_layers": _layer_ids(own, speculators, features, target_layers),
+        "hidden_layers": block_layers(
+            own, features, target_layers, reading, override, speculators=speculators
+        ).hidden_states,
         "from_anchor": own.get("sample_from_anchor", method == "dspark" and not speculators),
         "rotary": _rotary(own),
     }
@@ -100,30 +110,6 @@ def read_config(
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"the drafter's {name} is {own.get(name)!r}: {first['msg']}") from error
-
-
-def default_layers(count: int, layers: int) -> list[int]:
-    """The 0-based layers whose outputs a head of `count` features takes when its configuration names none."""
-    if count == 1:
-        return [layers // 2]
-    return [round(1 + i * (layers - 4) / (count - 1)) for i in range(count)]
-
-
-def _layer_ids(own: Mapping[str, Any], speculators: bool, features: int, target_layers: int) -> tuple[int, ...]:
-    made_for = own.get("num_target_layers") or target_layers
-    if made_for != target_layers:
-        raise ConfigError(f"the drafter's num_target_layers is {made_for}, but the target has {target_layers} layers")
-    if speculators and "aux_hidden_state_layer_ids" in own:
-        name, ids, shift = "aux_hidden_state_layer_ids", own["aux_hidden_state_layer_ids"], 0
-    else:
-        name, shift = "target_layer_ids", 1
-        ids = own[name] if name in own else default_layers(features, target_layers)
-    found = tuple(int(k) + shift for k in ids)
-    if len(found) != features:
-        raise ConfigError(f"the drafter's {name} is {list(ids)}, but its fc takes {features} hidden states")
-    if wrong := [k - shift for k in found if not 0 <= k <= target_layers]:
-        raise ConfigError(f"the drafter's {name} has {wrong[0]}; expected {-shift} to {target_layers - shift}")
-    return found
 
 
 def _masks(

@@ -21,11 +21,13 @@ from torch import Tensor
 from draftwing.core import DraftShape, DraftTree, FloatArray, IntArray, StepPlan
 from draftwing.drafters.base import (
     ALONE,
+    AS_PUBLISHED,
     Accepted,
     CheckpointReader,
     Controller,
     DrafterTraits,
     FeatureRows,
+    LayerOptions,
     Mesh,
     SequenceView,
     TargetInfo,
@@ -77,13 +79,14 @@ class Growing:
 
 
 class BlockDrafter:
-    """confidence_threshold: nodes that are predicted to be accepted less often are not drafted.
+    """confidence_threshold: nodes that are predicted to be accepted less often are not drafted. layers: which hidden
+    states it takes, where that isn't left to the checkpoint.
 
     caught_up: feature rows written. holes: positions whose features never came, and so are no context.
     """
 
-    def __init__(self, method: str, confidence_threshold: float = 0.0) -> None:
-        self._method = method
+    def __init__(self, method: str, confidence_threshold: float = 0.0, layers: LayerOptions = AS_PUBLISHED) -> None:
+        self._method, self._layers = method, layers
         self._threshold = confidence_threshold
         self._traits = DrafterTraits(stop="block", trees=True, confidence=True)
         self._states: dict[str, State] = {}
@@ -104,7 +107,7 @@ class BlockDrafter:
         if checkpoint is None:
             raise ConfigError(f"method {self._method} needs a checkpoint; set path to a folder or hub id")
         self._target = target
-        self._model = model = BlockModel(self._method, target, checkpoint)
+        self._model = model = BlockModel(self._method, target, checkpoint, self._layers)
         if self._threshold and not model.predicts_confidence:
             raise ConfigError(
                 f"confidence_threshold is {self._threshold}, but the checkpoint has no confidence head; expected 0"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from draftwing.core import IntArray
-from draftwing.drafters.base import CheckpointReader, TargetInfo
+from draftwing.drafters.base import AS_PUBLISHED, CheckpointReader, LayerOptions, TargetInfo
 from draftwing.drafters.block_backbone import Backbone, BlockPlace, Pages
 from draftwing.drafters.block_choice import Choice, Confidence, Markov, Selector, alone
 from draftwing.drafters.block_config import read_config
@@ -30,18 +30,18 @@ ALIASES = {
     "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
     "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
 }
-MARKS = {"dflash2": "candidate_selector.hidden_projection.weight", "dspark": "markov_head.markov_w1.weight"}
 
 
 class BlockModel:
     """ConfigError where the checkpoint isn't one of the method, or doesn't fit the target."""
 
-    def __init__(self, method: str, target: TargetInfo, checkpoint: CheckpointReader) -> None:
+    def __init__(
+        self, method: str, target: TargetInfo, checkpoint: CheckpointReader, choice: LayerOptions = AS_PUBLISHED
+    ) -> None:
         if target.model is None:
             raise ConfigError(f"method {method} needs the target's hidden states; it can't run beside another process")
         dtype: torch.dtype = getattr(torch, target.dtype)
         weights = Weights(checkpoint, torch.device(target.device), dtype, ALIASES)
-        _right_method(method, weights)
         features = weights.take("fc.weight", None, None).shape[1]
         if features % target.hidden_size:
             raise ConfigError(
@@ -54,6 +54,8 @@ class BlockModel:
             features=features // target.hidden_size,
             layers=weights.count("layers"),
             target_layers=target.layers,
+            reading=choice.reading,
+            override=choice.layers,
         )
         self.backbone = Backbone(weights, config, target.hidden_size)
         self._embedding = _embedding(weights, target.model, config.hidden_size)
@@ -70,7 +72,7 @@ class BlockModel:
         markov = None
         if method == "dflash2":
             self._choice = Selector(weights, config, outputs)
-        elif MARKS["dspark"] in weights:
+        elif "markov_head.markov_w1.weight" in weights:
             self._choice = markov = Markov(weights, config, len(self._embedding), outputs)
         self._confidence = Confidence(weights, config, markov) if "confidence_head.proj.weight" in weights else None
         self._vocab_size = target.vocab_size
@@ -108,12 +110,6 @@ class BlockModel:
     def confidence(self, hidden: Tensor, path: Tensor) -> Tensor | None:
         """The probability that each node's first child is accepted [M]; None where the drafter predicts none."""
         return None if self._confidence is None else self._confidence(hidden, path).sigmoid()
-
-
-def _right_method(method: str, weights: Weights) -> None:
-    found = next((name for name, mark in MARKS.items() if mark in weights), None)
-    if (found or "dflash") != method and (found, method) != (None, "dspark"):
-        raise ConfigError(f"method is {method!r}, but the checkpoint is one of method {found or 'dflash'!r}")
 
 
 def _embedding(weights: Weights, target: nn.Module, size: int) -> Tensor:

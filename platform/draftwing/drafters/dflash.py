@@ -8,10 +8,10 @@ from functools import partial
 
 from pydantic import Field
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, LayerOptions, MethodFacts
 
 
-class BlockOptions(CheckpointOptions):
+class BlockOptions(CheckpointOptions, LayerOptions):
     """path: folder or hub id of the published head."""
 
     path: str = Field(min_length=1)
@@ -26,9 +26,14 @@ class DSparkOptions(BlockOptions):
 def _make(method: str, options: BlockOptions) -> Drafter:
     from draftwing.drafters.block_drafter import BlockDrafter
 
-    return BlockDrafter(method, getattr(options, "confidence_threshold", 0.0))
+    return BlockDrafter(method, getattr(options, "confidence_threshold", 0.0), options)
 
 
-DFLASH = DrafterMethod(BlockOptions, partial(_make, "dflash"))
-DFLASH2 = DrafterMethod(BlockOptions, partial(_make, "dflash2"))
-DSPARK = DrafterMethod(DSparkOptions, partial(_make, "dspark"))
+def _method(name: str, options: type[BlockOptions], summary: str) -> DrafterMethod[BlockOptions]:
+    facts = MethodFacts(summary, "feature", trees=True, confidence=True, own_cache=True)
+    return DrafterMethod(options, partial(_make, name), facts)
+
+
+DFLASH = _method("dflash", BlockOptions, "fills a whole block of tokens in one pass")
+DFLASH2 = _method("dflash2", BlockOptions, "dflash with convolutions, and a selector that walks the block")
+DSPARK = _method("dspark", DSparkOptions, "dflash with Markov heads, and a head that predicts acceptance")

@@ -23,6 +23,7 @@ def _make(options: DraftModelOptions) -> Drafter:
     return ModelDrafter(options)
 
 
-METHOD = DrafterMethod(
-    DraftModelOptions, _make, MethodFacts("a small model of the same vocabulary", trees=True, confidence=True)
+FACTS = MethodFacts(
+    "a small model of the same vocabulary", stop="incremental", trees=True, confidence=True, own_cache=True
 )
+METHOD = DrafterMethod(DraftModelOptions, _make, FACTS)

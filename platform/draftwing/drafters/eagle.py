@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, LayerOptions, MethodFacts
 
 
 class EagleOptions(CheckpointOptions):
@@ -25,10 +25,8 @@ class Eagle2Options(EagleOptions):
     tree: Literal["static", "dynamic"] = "dynamic"
 
 
-class Eagle3Options(Eagle2Options):
-    """layers: hidden states of the target that the head takes, as transformers counts them (0: embeddings)."""
-
-    layers: tuple[int, ...] | None = Field(default=None, min_length=1, strict=False)
+class Eagle3Options(Eagle2Options, LayerOptions):
+    pass
 
 
 def _make(options: EagleOptions) -> Drafter:
@@ -37,6 +35,10 @@ def _make(options: EagleOptions) -> Drafter:
     return EagleDrafter(options)
 
 
-EAGLE = DrafterMethod(EagleOptions, _make)
-EAGLE2 = DrafterMethod(Eagle2Options, _make)
-EAGLE3 = DrafterMethod(Eagle3Options, _make)
+def _facts(summary: str) -> MethodFacts:
+    return MethodFacts(summary, "feature", "incremental", trees=True, confidence=True, own_cache=True)
+
+
+EAGLE = DrafterMethod(EagleOptions, _make, _facts("one layer over the target's last hidden state"))
+EAGLE2 = DrafterMethod(Eagle2Options, _make, _facts("the heads of eagle, with trees that follow confidence"))
+EAGLE3 = DrafterMethod(Eagle3Options, _make, _facts("layers over hidden states of several target layers"))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 from draftwing.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
 NEVER_SAVED = 10000.0  # rope_theta where a config is silent
@@ -70,33 +66,3 @@ def _rope(dims: Mapping[str, Any], theta: float | None) -> dict[str, Any]:
             "sequence; accepted: default, linear, yarn, llama3"
         )
     return rope
-
-
-def resolve_layers(config: Mapping[str, Any], layers: int, override: Seq[int] | None = None) -> tuple[int, ...]:
-    """Which hidden states of a target with `layers` layers an EAGLE-3 head takes, as indices of `hidden_states`.
-
-    Ids are read in this order: the option; `eagle_aux_hidden_state_layer_ids` at the top level (indices as they are)
-    or under `eagle_config` (outputs of layers, one less than the index, unless an id is the number of layers or the
-    first is 2); `target_layer_ids` (outputs of layers, -1 the embeddings); else 2, half, and three before the end.
-    """
-    top, nested = config.get("eagle_aux_hidden_state_layer_ids"), config.get("eagle_config") or {}
-    inner = nested.get("eagle_aux_hidden_state_layer_ids")
-    if override is not None:
-        found, why = tuple(override), "the option layers"
-    elif top:
-        found, why = tuple(top), "eagle_aux_hidden_state_layer_ids, taken as indices"
-    elif inner:
-        as_is = layers in inner or inner[0] == 2
-        found = tuple(i + (not as_is) for i in inner)
-        why = f"eagle_config's layer ids {list(inner)}, taken as {'indices' if as_is else 'outputs of layers'}"
-    elif ids := config.get("target_layer_ids"):
-        found, why = tuple(i + 1 for i in ids), f"target_layer_ids {list(ids)}, taken as outputs of layers"
-    else:
-        found, why = (2, layers // 2, layers - 3), "the rule 2, N/2, N - 3"
-    if not all(type(i) is int and 0 <= i < layers for i in found):
-        raise ConfigError(
-            f"the drafter takes hidden states {list(found)} by {why}; the target has 0 to {layers - 1} before its "
-            "final norm; name them with the option layers"
-        )
-    log.info("the drafter takes hidden states %s of %d layers, by %s", list(found), layers, why)
-    return found

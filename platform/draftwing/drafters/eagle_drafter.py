@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
+from draftwing.checkpoints.feature_layers import eagle_layers
 from draftwing.drafters.base import ALONE, CheckpointReader, DrafterTraits, Mesh, TargetInfo
 from draftwing.drafters.eagle import Eagle3Options, EagleOptions
-from draftwing.drafters.eagle_config import read_eagle_config, resolve_layers
+from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.drafters.eagle_head import EagleHead
 from draftwing.drafters.feature_drafter import FeatureDrafter
 from draftwing.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class EagleDrafter(FeatureDrafter):
@@ -24,6 +29,8 @@ class EagleDrafter(FeatureDrafter):
         config = read_eagle_config(checkpoint.config, options.rope_theta)
         layers: tuple[int, ...] = (target.layers,)  # after the final norm: what the target's own head reads
         if isinstance(options, Eagle3Options) and config.uses_aux:
-            layers = resolve_layers(checkpoint.config, target.layers, options.layers)
+            found = eagle_layers(checkpoint.config, target.layers, options.reading, options.layers)
+            log.info("the drafter takes %s", found)
+            layers = found.hidden_states
         head = EagleHead(checkpoint, target, config, layers)
         self.ready(head, target, dynamic=options.tree == "dynamic")

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, linear, silu
 
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.eagle_config import EagleConfig
+from draftwing.drafters.feature_drafter import HeadRows
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.errors import ConfigError
@@ -136,7 +137,7 @@ class EagleHead:
         weights = Weights(reader, target)
         self.config, self.hidden_layers = config, hidden_layers
         self.dtype, self.device = weights.dtype, weights.device
-        self.hidden_size = int(config.dims["hidden_size"])
+        self.hidden_size = self.width = int(config.dims["hidden_size"])
         self._layers = self._read_layers(weights)
         self.kv = [KVShape(config.kv_heads, config.head_size, config.head_size)] * len(self._layers)
         self._rope = Rope(config, self.device)
@@ -231,14 +232,14 @@ class EagleHead:
         joined = rms_norm(torch.cat(features, dim=-1), self._input_norm, self.config.eps)
         return joined if self._pairs or self._fc is None else self._fc(joined)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, ctx: Any) -> Tensor:
-        embedded = self._embed(tokens).to(self.dtype)
+    def forward(self, rows: HeadRows, hidden: Tensor) -> Tensor:
+        embedded = self._embed(rows.tokens).to(self.dtype)
         x = hidden
         if self._pairs and self._fc is not None:
             x = self._fc(torch.cat([embedded, hidden], dim=-1))
-        cos, sin = self._rope(positions, x)
+        cos, sin = self._rope(rows.positions, x)
         for layer in self._layers:
-            x = layer(x, embedded, cos, sin, ctx)
+            x = layer(x, embedded, cos, sin, rows.ctx)
         return rms_norm(x, self._norm, self.config.eps) if self.config.norm_output else x
 
     def logits(self, recycled: Tensor) -> Tensor:

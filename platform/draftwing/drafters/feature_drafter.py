@@ -5,8 +5,11 @@ holds the pair (token t, feature t - 1), so that it depends on tokens up to t al
 last pair, that of the root, gives the first draft token; deeper ones are paired with what the head itself gave out.
 Rows of a draft are never kept: the next step runs accepted tokens again, with their true features.
 
-Shapes: B sequences of a call, N rows of a forward, M frontier nodes, H hidden size of the head, V vocabulary of the
-target, V_d of the head.
+A head of several modules in a row (MTP) gives out several states a row, and a committed row takes its feature beside
+those that the slot before handed on, all but the last.
+
+Shapes: B sequences of a call, N rows of a forward, M frontier nodes, H hidden size of the head, W width of what a row
+takes and gives out (H for one module), V vocabulary of the target, V_d of the head.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
@@ -27,7 +31,7 @@ from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.engine import attention
-from draftwing.engine.attention import KVShape
+from draftwing.engine.attention import AttentionContext, KVShape
 from draftwing.engine.batch import SequenceRows, build, chain_parents
 from draftwing.engine.processors import SamplerState
 from draftwing.engine.runner import kv_bytes_per_slot
@@ -36,14 +40,31 @@ LAG = 512  # rows of one sequence that wait for the next draft before they are r
 SCRATCH = 4096  # rows of drafts in one forward, over all sequences
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """The rows of one forward, all committed or all drafted.
+
+    tokens, positions [N]. depths [N]: how far a drafted row lies below the root, 0 for committed ones. before [N]: the
+    row with the token before a committed one, -1 where none is in this forward.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    depths: Tensor
+    before: Tensor
+    drafted: bool
+    ctx: AttentionContext
+
+
 class Head(Protocol):
     """What a method brings. hidden_layers: see `DrafterTraits`. kv: its attention layers, in order of `layer_idx`.
 
-    target_ids [V_d]: the target's id of each column of `logits`, None where they are the same.
+    hidden_size: H. width: W. target_ids [V_d]: the target's id of each column of `logits`, None where it is the same.
     """
 
     hidden_layers: tuple[int, ...]
     hidden_size: int
+    width: int
     kv: list[KVShape]
     dtype: torch.dtype
     device: torch.device
@@ -53,22 +74,24 @@ class Head(Protocol):
         """[N, H of the target] each -> [N, H]"""
         ...
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, ctx: Any) -> Tensor:
-        """tokens [N], hidden [N, H], positions [N] -> what is recycled [N, H]"""
+    def forward(self, rows: HeadRows, hidden: Tensor) -> Tensor:
+        """hidden [N, W] -> what is recycled [N, W]"""
         ...
 
     def logits(self, recycled: Tensor) -> Tensor:
-        """[M, H] -> [M, V_d]"""
+        """[M, W] -> [M, V_d]"""
         ...
 
 
 @dataclass(slots=True)
 class State:
     """What the drafter keeps of a sequence. next: first slot not run yet. first: first slot that was ever run, 1 where
-    nothing is missing. pending: features from index next - 1 on. recycled [H]: what the newest slot gave out."""
+    nothing is missing. handed [W - H]: what slot next - 1 handed on. pending: features from index next - 1 on.
+    recycled [W]: what the newest slot gave out."""
 
     next: int
     first: int
+    handed: Tensor
     pending: list[Tensor] = field(default_factory=list)
     recycled: Tensor | None = None
     filled: int = 0
@@ -88,7 +111,7 @@ class State:
 class Growing:
     """A draft while it grows. run_*: nodes that went or go through the head, hypothetical base tokens first.
 
-    hidden [M, H]: what the frontier gave out, the root's or the last base token's at first.
+    hidden [M, W]: what the frontier gave out, the root's or the last base token's at first.
     """
 
     state: State
@@ -123,7 +146,8 @@ class FeatureDrafter:
         self._filled = FilledBlocks()
         self.caught_up = 0  # rows run for committed tokens, prompts included
         self.holes = 0  # sequences whose beginning the drafter never saw
-        edge = head.hidden_size * head.dtype.itemsize // 8  # each block's last feature, see `reserve`
+        self._handed = head.width - head.hidden_size
+        edge = head.width * head.dtype.itemsize // 8  # each block's last feature, see `reserve`
         self.traits = DrafterTraits(
             kind="feature",
             stop="incremental",
@@ -144,7 +168,7 @@ class FeatureDrafter:
             )
             for shape in head.kv
         ]
-        self._edges = torch.zeros(blocks, head.hidden_size, device=head.device, dtype=head.dtype)
+        self._edges = torch.zeros(blocks, head.width, device=head.device, dtype=head.dtype)
 
     def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
         self._take(sequences, features)
@@ -194,7 +218,7 @@ class FeatureDrafter:
                 state = self._states[sequence.id] = self._begin(sequence, rows.start)
             state.pending.append(own[: max(len(sequence.tokens) - 1 - rows.start, 0)])
             state.recycled = None
-            self._keep_edges(sequence, rows.start, own)
+            self._keep_edges(sequence, rows.start, own, slice(self.head.hidden_size))
         self._extend([s for s in sequences if self._states[s.id].waiting > LAG])
 
     def _begin(self, sequence: SequenceView, start: int) -> State:
@@ -203,17 +227,18 @@ class FeatureDrafter:
         size = self._block_tokens
         found = self._filled.run(sequence.table, sequence.chain)
         if start and start % size == 0 and found * size >= start:
-            edge = self._edges[sequence.table[start // size - 1]]
-            return State(next=start, first=1, pending=[edge[None].clone()], filled=start // size)
+            edge = self._edges[sequence.table[start // size - 1]].clone()
+            feature, handed = edge[None, : self.head.hidden_size], edge[self.head.hidden_size :]
+            return State(next=start, first=1, handed=handed, pending=[feature], filled=start // size)
         self.holes += start > 0
-        return State(next=start + 1, first=start + 1)
+        return State(next=start + 1, first=start + 1, handed=self._edges.new_zeros(self._handed))
 
-    def _keep_edges(self, sequence: SequenceView, start: int, fused: Tensor) -> None:
-        """The feature of each block's last token, which the first slot after a prefix hit needs."""
-        size, stop = self._block_tokens, start + len(fused)
+    def _keep_edges(self, sequence: SequenceView, start: int, rows: Tensor, part: slice) -> None:
+        """What the first slot after a prefix hit takes from each block's last token. rows: of tokens from start on."""
+        size, stop = self._block_tokens, start + len(rows)
         for end in range((start // size + 1) * size, stop + 1, size):
             if end <= len(sequence.table) * size:
-                self._edges[sequence.table[end // size - 1]] = fused[end - 1 - start]
+                self._edges[sequence.table[end // size - 1], part] = rows[end - 1 - start]
 
     def _slots(self, table: Seq[int]) -> IntArray:
         first = np.array(table, dtype=np.int64)[:, None] * self._block_tokens
@@ -230,27 +255,35 @@ class FeatureDrafter:
             self._filled.spoil(sequence.table[state.next // self._block_tokens :])
             tokens = np.array(sequence.tokens[state.next : state.next + count], dtype=np.int64)
             own = slots[state.first : state.next + count]
-            rows.append(SequenceRows(tokens, chain_parents(count), own, state.next - state.first, 1))
-            hidden.append(torch.cat(state.pending))
+            rows.append(SequenceRows(tokens, chain_parents(count), own, state.next - state.first, count))
+            hidden.append(pad(torch.cat(state.pending), (0, self._handed)))
+            hidden[-1][0, self.head.hidden_size :] = state.handed
             self.caught_up += count - 1
-        newest = self._forward(rows, [state.first - 1 for _, state in behind], torch.cat(hidden))
-        for (sequence, state), last in zip(behind, newest, strict=True):
-            state.next, state.pending, state.recycled = state.next + state.waiting, [], last
+        out = self._forward(rows, [state.first - 1 for _, state in behind], torch.cat(hidden))
+        for (sequence, state), given in zip(behind, torch.split(out, [len(r.tokens) for r in rows]), strict=True):
+            if self._handed:
+                self._keep_edges(sequence, state.next, given[:, : self._handed], slice(self.head.hidden_size, None))
+            state.next, state.pending, state.recycled = state.next + state.waiting, [], given[-1].clone()
+            state.handed = state.recycled[: self._handed]
             whole = min(state.next, state.known) // self._block_tokens
             if state.first == 1:
                 self._filled.fill(sequence.table, sequence.chain, state.filled, whole)
                 state.filled = min(whole, len(sequence.chain))
 
-    def _forward(self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor) -> Tensor:
-        """What the wanted rows give out, [M, H]. shifts: positions of each sequence that lie before its first slot."""
+    def _forward(self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor, *, drafted: bool = False) -> Tensor:
+        """What the wanted rows give out, [M, W]. shifts: positions of each sequence that lie before its first slot."""
         batch = build(rows)
-        positions = batch.positions + np.repeat(shifts, [len(r.tokens) for r in rows])
+        counts = [len(r.tokens) for r in rows]
+        positions = batch.positions + np.repeat(shifts, counts)
+        depths = (batch.positions + 1 - np.repeat([r.kv_len for r in rows], counts)) * drafted
+        begins = np.concatenate([r.parents for r in rows]) < 0
+        before = np.where(begins, -1, np.arange(len(begins)) - 1)
         pages: Any = self._pages
         ctx = attention.prepare(batch, pages, self.head.device)
-        tokens, where, wanted = (
-            torch.from_numpy(x).to(self.head.device) for x in (batch.tokens, positions, batch.wanted)
+        tokens, where, deep, chain, wanted = (
+            torch.from_numpy(x).to(self.head.device) for x in (batch.tokens, positions, depths, before, batch.wanted)
         )
-        return self.head.forward(tokens, hidden, where, ctx)[wanted]
+        return self.head.forward(HeadRows(tokens, where, deep, chain, drafted, ctx), hidden)[wanted]
 
     def _start(self, sequence: SequenceView, shape: DraftShape, base: Seq[int]) -> Growing | None:
         """None where nothing may be drafted, or the root's features never came."""
@@ -301,7 +334,7 @@ class FeatureDrafter:
             slots = np.concatenate([context, scratch])
             rows.append(SequenceRows(draft.run_tokens, draft.run_parents, slots, len(context), width))
         hidden = torch.cat([part for draft, _, _ in group for part in draft.run_hidden])
-        out = self._forward(rows, [draft.state.first - 1 for draft, _, _ in group], hidden)
+        out = self._forward(rows, [draft.state.first - 1 for draft, _, _ in group], hidden, drafted=True)
         for (draft, _, _), own in zip(group, torch.split(out, [width for _, width, _ in group]), strict=True):
             draft.hidden = own
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, MethodFacts
 
 Choices = tuple[tuple[int, ...], ...]
 
@@ -43,4 +43,8 @@ def _make(options: MedusaOptions) -> Drafter:
     return MedusaDrafter(options)
 
 
-METHOD = DrafterMethod(MedusaOptions, _make)
+METHOD = DrafterMethod(
+    MedusaOptions,
+    _make,
+    MethodFacts("heads that guess several tokens from one hidden state", "feature", trees=True, confidence=True),
+)

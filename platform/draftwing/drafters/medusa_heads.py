@@ -16,19 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from draftwing.checkpoints.layouts import MEDUSA, TOKEN_MAPS
+from draftwing.checkpoints.resolve import medusa_layout
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.errors import ConfigError
-
-# Published layouts, as (block of a head, projection of a head). "merged" lies among the target's own tensors.
-_LAYOUTS = {
-    "merged": (r"medusa_head\.(\d+)\.(\d+)\.linear\.(weight|bias)", r"medusa_head\.(\d+)\.(\d+)\.weight"),
-    "heads": (r"(\d+)\.(\d+)\.linear\.(weight|bias)", r"(\d+)\.(\d+)\.weight"),
-    "converted": (
-        r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)",
-        r"(?:medusa_heads\.)?lm_heads\.(\d+)()\.weight",
-    ),
-}
-_TOKEN_MAPS = ("token_map", "medusa_heads.token_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +65,10 @@ class MedusaHeads:
 def read_heads(checkpoint: CheckpointReader, target: TargetInfo) -> MedusaHeads:
     """The heads of a checkpoint, counted by its tensors: published configs understate them. ConfigError."""
     names = set(checkpoint.names())
-    layout = next((key for key, (form, _) in _LAYOUTS.items() if any(re.fullmatch(form, name) for name in names)), None)
+    layout = medusa_layout(names)
     if layout is None:
         raise ConfigError("the checkpoint has no Medusa heads; expected tensors like 0.0.linear.weight")
-    block, projection = _LAYOUTS[layout]
+    block, projection = MEDUSA[layout]
     blocks = {m.groups(): m.string for name in names if (m := re.fullmatch(block, name))}
     projections = {m[1]: m.string for name in names if (m := re.fullmatch(projection, name))}
     if layout == "merged":
@@ -110,5 +101,5 @@ def read_heads(checkpoint: CheckpointReader, target: TargetInfo) -> MedusaHeads:
     if shared and target.model is None:
         raise ConfigError("these Medusa heads use the target's output projection; they can't draft without the target")
     model: Any = target.model
-    token_map = next((checkpoint.read(name) for name in _TOKEN_MAPS if name in names), None)
+    token_map = next((checkpoint.read(name) for name in TOKEN_MAPS if name in names), None)
     return MedusaHeads(layout, tuple(heads), model.get_output_embeddings() if shared else None, token_map)

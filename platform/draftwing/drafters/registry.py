@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from draftwing.config_errors import explain, refuse
-from draftwing.config_models import PLANNED_METHODS, DrafterConfig
+from draftwing.config_models import DrafterConfig
 from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions
 from draftwing.errors import ConfigError
 
@@ -33,6 +33,7 @@ BUILT_IN = {
     "dflash2": "draftwing.drafters.dflash:DFLASH2",
     "dspark": "draftwing.drafters.dflash:DSPARK",
     "medusa": "draftwing.drafters.medusa:METHOD",
+    "mtp": "draftwing.drafters.mtp:METHOD",
 }
 
 
@@ -97,8 +98,6 @@ def _load(point: EntryPoint, key: str) -> object:
 
 def _unknown(name: str, key: str, available: list[str]) -> str:
     expected = ", ".join(available)
-    if name in PLANNED_METHODS:
-        return f"{key} is {name!r}, which is not available in this version; expected one of {expected}"
-    near = difflib.get_close_matches(name, [*available, *PLANNED_METHODS], n=1)
+    near = difflib.get_close_matches(name, available, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{key} is {name!r}{hint}; expected one of {expected}"

@@ -24,8 +24,8 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._stored
 
-    def take(self, name: str, *shape: int | None) -> Tensor:
-        """The tensor, floats in the drafter's dtype; None: any size. ConfigError where it is missing or another."""
+    def take(self, name: str, *shape: int | None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, floats in dtype or the drafter's; None: any size. ConfigError where it is missing or another."""
         if name not in self._stored:
             raise ConfigError(f"the drafter's checkpoint lacks the tensor {name}")
         tensor = self._checkpoint.read(self._stored[name])
@@ -33,7 +33,9 @@ class Weights:
         if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape, strict=True)):
             expected = ", ".join("any" if want is None else str(want) for want in shape)
             raise ConfigError(f"the drafter's tensor {self._stored[name]} has shape {list(got)}; expected [{expected}]")
-        return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
+        if not tensor.is_floating_point():
+            return tensor.to(self._device)
+        return tensor.to(self._device, dtype or self._dtype)
 
     def linear(self, name: str, inputs: int | None, outputs: int | None, bias: bool | None = False) -> nn.Linear:
         """bias None: as stored."""

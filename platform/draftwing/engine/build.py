@@ -6,6 +6,7 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.memory import available_bytes
+from draftwing.checkpoints.methods import settle_methods
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
@@ -37,6 +38,7 @@ def build_local(config: Config, *, progress: Progress | None = None) -> tuple[En
             f"parallel asks for {config.parallel.ranks} ranks, and this command runs the model in one process; "
             "set parallel.tensor: 1 and parallel.expert: 1, or use draftwing serve"
         )
+    config = settle_methods(config, tell)
     folder = resolve_model(config.model, progress=tell)
     tell(f"loading {folder.path}")
     target = load_target(
@@ -69,6 +71,7 @@ def engine_for(
     drafter: as for `bound_drafter`.
     """
     tell = progress or silent
+    config = settle_methods(config)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
     context = min(config.limits.context or target.context_length, target.context_length)

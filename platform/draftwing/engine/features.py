@@ -22,16 +22,16 @@ class FeatureTap:
     """Holds the hidden states [N, H] of the last forward at the layers asked for, and of no others.
 
     layers: as `DrafterTraits.hidden_layers`: 0 is the embeddings, i the raw output of decoder layer i - 1, L the
-    output of the final norm.
+    output of the final norm, L + 1 its input.
     """
 
     def __init__(self, model: nn.Module, layers: Seq[int]) -> None:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
         count = len(decoder.layers)
-        if odd := [layer for layer in layers if not 0 <= layer <= count]:
+        if odd := [layer for layer in layers if not 0 <= layer <= count + 1]:
             raise ConfigError(
                 f"the drafter needs hidden states of layer {odd[0]}; the target has 0 (embeddings) to {count} "
-                "(after the final norm)"
+                f"(after the final norm), and {count + 1} (before it)"
             )
         self._layers = tuple(layers)
         self._held: dict[int, Tensor] = {}
@@ -39,7 +39,8 @@ class FeatureTap:
             if layer == count:
                 decoder.register_forward_hook(lambda _, __, out: self._hold(count, out[0]))
             else:
-                decoder.layers[layer].register_forward_pre_hook(self._before(layer), with_kwargs=True)
+                module = decoder.norm if layer > count else decoder.layers[layer]
+                module.register_forward_pre_hook(self._before(layer), with_kwargs=True)
 
     def _before(self, layer: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftwing.core import Emission, EngineCounters, Request
+from draftwing.core import Emission, EngineCounters, PolicyStatus, Request
 
 RankState = Literal["loading", "ready", "draining"]
 LostCause = Literal["shutdown", "step_failed", "slow_reader"]
@@ -80,6 +80,7 @@ class RankStats:
     """How a rank is doing. Ages in seconds; kv_use: share of the KV cache in use, 0 to 1.
 
     last_step_age_s: None before the first step. bad_frames: messages dropped because they could not be decoded.
+    policy: None where the engine has none to tell of.
     """
 
     pid: int
@@ -94,6 +95,7 @@ class RankStats:
     clients: int = 0
     bad_frames: int = 0
     counters: EngineCounters = field(default_factory=EngineCounters)
+    policy: PolicyStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgpack
 import numpy as np
 
-from draftwing.core import AcceptanceSummary, Emission, EngineCounters, Request, SamplingParams, TokenLogprob
+from draftwing.core import (
+    AcceptanceSummary,
+    Emission,
+    EngineCounters,
+    PolicyStatus,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 from draftwing.errors import DraftwingError
 from draftwing.parallel import messages
 from draftwing.parallel.messages import Message
@@ -60,6 +68,7 @@ _PARTS: tuple[type, ...] = (
     TokenLogprob,
     AcceptanceSummary,
     EngineCounters,
+    PolicyStatus,
     messages.RankStats,
 )
 _KIND_OF = {cls: kind for kind, cls in enumerate(_MESSAGES)}

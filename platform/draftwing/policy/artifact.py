@@ -57,13 +57,15 @@ class CostRow:
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
     """part "depth": w and b of draft depth `index` (1 below the root). "rank", "class": b of that place among siblings
-    (0 first), or of that class of requests, with w 0. n: labels behind it."""
+    (0 first), or of that class of requests, with w 0. n: labels behind it. mean: accepted share of the first children
+    among them."""
 
     part: str
     index: int
     w: float
     b: float
     n: float
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)

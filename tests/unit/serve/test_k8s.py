@@ -86,12 +86,21 @@ def test_a_wrong_field_is_found() -> None:
     assert "no CRD for ray.io/v7 RayService" in line
 
 
-def test_ranks_become_pods() -> None:
-    settings = {"model.path": "x", "model.device": "cuda"}
+@pytest.mark.parametrize(
+    ("tensor", "per_pod", "hosts", "gpus"), [(1, 8, 1, "1"), (8, 8, 1, "8"), (16, 8, 2, "8"), (8, 4, 2, "4")]
+)
+def test_ranks_become_pods(tensor: int, per_pod: int, hosts: int, gpus: str) -> None:
+    settings = {"model.path": "x", "model.device": "cuda", "parallel.tensor": tensor}
     config = load_config(None, settings, {}).config
-    group = ray_service(config, PodShape(gpus=8))["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    assert (group["groupName"], group["numOfHosts"]) == ("target-gpu", 1)
-    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    group = ray_service(config, PodShape(gpus=per_pod))["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert (group["groupName"], group["numOfHosts"]) == ("target-gpu", hosts)
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == gpus
+
+
+def test_ranks_that_leave_gpus_idle_are_refused() -> None:
+    config = load_config(None, {"model.path": "x", "model.device": "cuda", "parallel.tensor": 12}, {}).config
+    with pytest.raises(ConfigError, match="12 ranks don't fill pods of 8 GPUs"):
+        ray_service(config, PodShape(gpus=8))
 
 
 def test_keys_stay_out_of_the_manifest() -> None:

@@ -27,7 +27,7 @@ COSTS = tuple(
         ("overhead", 1, 0, 0, 0, 300.0),
     ]
 )
-ACCEPTANCE = (AcceptanceRow("depth", 1, 0.7, 0.1, 120.0), AcceptanceRow("rank", 1, 0.0, -0.9, 60.0))
+ACCEPTANCE = (AcceptanceRow("depth", 1, 0.7, 0.1, 120.0, 0.6), AcceptanceRow("rank", 1, 0.0, -0.9, 60.0, 0.0))
 SCHEDULE = (ScheduleRow(1, 512, (2, 1, 1), 6, 2.1, 80.0, 1.4), ScheduleRow(8, 512, (), 0, 1.0, 300.0, 1.0))
 
 

@@ -6,59 +6,27 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Any
-
 import numpy as np
 import torch
 
 from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config, DrafterConfig
-from draftwing.core import DraftShape, DraftTree, IntArray, Request, SamplingParams, StepPlan
-from draftwing.drafters.base import Accepted, Controller, FeatureRows, NullController, SequenceView
+from draftwing.core import DraftShape, IntArray, Request, SamplingParams, StepPlan
+from draftwing.drafters.base import FeatureRows, NullController
 from draftwing.drafters.children import in_target_ids
 from draftwing.drafters.eagle import Eagle3Options, EagleOptions
 from draftwing.drafters.eagle_drafter import EagleDrafter
-from draftwing.engine import attention
-from draftwing.engine.batch import SequenceRows, build, chain_parents
 from draftwing.engine.build import engine_for, target_info
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.policy.modes import FixedPolicy
 from draftwing.testing.drafters import View
 from draftwing.testing.goldens.case import Array, Case, CaseError, Verdict
 from draftwing.testing.goldens.eagle2_tree import compare_tree
+from draftwing.testing.goldens.recording import BLOCK_TOKENS, BLOCKS, Record, record, run_head
 from draftwing.testing.run_engine import run_to_end
 
-BLOCKS, BLOCK_TOKENS = 64, 8
 NEAR_TIE = 5e-5  # below it another order of summation may swap nodes
-
-
-class Recording(EagleDrafter):
-    """Keeps every draft it proposed, and the features it was given."""
-
-    def __init__(self, options: EagleOptions) -> None:
-        super().__init__(options)
-        self.drafts: list[tuple[int, DraftTree]] = []
-        self.accepted: list[list[int]] = []
-        self.given: list[FeatureRows] = []
-
-    def propose(
-        self, sequences: Seq[SequenceView], plan: StepPlan, controller: Controller, base: Seq[Seq[int]] | None = None
-    ) -> list[DraftTree]:
-        drafts = super().propose(sequences, plan, controller, base)
-        self.drafts.append((sequences[0].tokens[-1], drafts[0]))
-        return drafts
-
-    def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
-        self.given += features or ()
-        super().prefill(sequences, features)
-
-    def commit(
-        self, sequences: Seq[SequenceView], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None
-    ) -> None:
-        self.accepted += [outcome.nodes.tolist() for outcome in accepted]
-        super().commit(sequences, accepted, features)
 
 
 def check(case: Case) -> Verdict:
@@ -85,8 +53,8 @@ def _options(case: Case) -> EagleOptions:
     return made(path=str(case.part("drafter")), tree="dynamic")
 
 
-def _bound(case: Case, target: LoadedTarget, config: Config) -> Recording:
-    drafter = Recording(_options(case))
+def _bound(case: Case, target: LoadedTarget, config: Config) -> EagleDrafter:
+    drafter = EagleDrafter(_options(case))
     checkpoint = open_checkpoint(str(case.part("drafter")))
     drafter.bind(target_info(config, target, target.context_length, None), checkpoint)
     checkpoint.refuse_unread()
@@ -94,12 +62,12 @@ def _bound(case: Case, target: LoadedTarget, config: Config) -> Recording:
     return drafter
 
 
-def _split(drafter: Recording, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _split(drafter: EagleDrafter, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return features.chunk(len(drafter.head.hidden_layers), dim=-1)
 
 
 @torch.inference_mode()
-def _numbers(case: Case, verdict: Verdict, drafter: Recording, features: torch.Tensor, what: str) -> None:
+def _numbers(case: Case, verdict: Verdict, drafter: EagleDrafter, features: torch.Tensor, what: str) -> None:
     """The pass over the prompt, then the recycled steps, each over the pages of those before."""
     head = drafter.head
     if "prefix_logits_target_ids" in case.tensors:
@@ -110,13 +78,7 @@ def _numbers(case: Case, verdict: Verdict, drafter: Recording, features: torch.T
     hidden = head.fuse(_split(drafter, features))
     steps = len(case.tensor("step_hidden"))
     for step in range(steps + 1):
-        count = len(tokens)
-        slots = np.arange(at + count, dtype=np.int64)
-        batch = build([SequenceRows(tokens, chain_parents(count), slots, at, count)])
-        pages: Any = drafter._pages
-        ctx = attention.prepare(batch, pages, head.device)
-        positions = torch.from_numpy(batch.positions + first)
-        out = head.forward(torch.from_numpy(tokens), hidden, positions, ctx)
+        out = run_head(drafter, tokens, hidden, at, first)
         logits = head.logits(out)
         name, row = ("prefix", slice(None)) if not step else ("step", slice(step - 1, step))
         place = f"{what}, {name}{'' if not step else f' {step - 1}'}"
@@ -124,10 +86,10 @@ def _numbers(case: Case, verdict: Verdict, drafter: Recording, features: torch.T
         verdict.close(f"{place} logits", logits, case.tensor(f"{name}_logits")[row], case.tolerance("logits"))
         chosen = int(in_target_ids(logits, head.target_ids, drafter._target.vocab_size)[-1].argmax())
         verdict.equal(f"{place} token", chosen, case.tensor("step_tokens")[step])
-        tokens, at, hidden = np.array([chosen], dtype=np.int64), at + count, out[-1:]
+        tokens, at, hidden = np.array([chosen], dtype=np.int64), at + len(tokens), out[-1:]
 
 
-def _trees(case: Case, verdict: Verdict, drafter: Recording, features: torch.Tensor, what: str) -> None:
+def _trees(case: Case, verdict: Verdict, drafter: EagleDrafter, features: torch.Tensor, what: str) -> None:
     prompt, first = case.tensor("prompt").tolist(), int(case.tensor("first_token").item())
     params = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
     for i, tree in enumerate(case.args.get("trees", ())):
@@ -149,17 +111,18 @@ def _whole_run(case: Case, verdict: Verdict, config: Config, target: LoadedTarge
         shape = DraftShape((1,) * depth, depth)
     method = "eagle" if case.kind == "eagle1" else "eagle3"
     entry = DrafterConfig.model_validate({"method": method, "path": str(case.part("drafter"))})
-    drafter = Recording(_options(case))
+    drafter = EagleDrafter(_options(case))
+    seen = record(drafter)
     engine = engine_for(config.model_copy(update={"drafters": [entry]}), target, drafter=drafter)
     engine.policy = FixedPolicy("it", shape)
     params = SamplingParams(max_tokens=len(want), temperature=0, ignore_eos=True)
     received = run_to_end(engine, [Request("e2e", case.tensor("prompt").tolist(), params)])["e2e"]
     verdict.equal("e2e output", received.tokens, want)
-    _rounds(case, verdict, drafter, len(want))
-    return torch.cat([torch.cat(rows.hidden, dim=-1) for rows in drafter.given])
+    _rounds(case, verdict, seen, len(want))
+    return torch.cat([torch.cat(rows.hidden, dim=-1) for rows in seen.given])
 
 
-def _rounds(case: Case, verdict: Verdict, drafter: Recording, length: int) -> None:
+def _rounds(case: Case, verdict: Verdict, seen: Record, length: int) -> None:
     """Drafts and accepted counts, round by round, but for near-ties and for drafts cut by the end of the output."""
     lengths: Array = case.tensor("e2e_accept_len")
     gaps: Array = case.tensors.get("e2e_round_min_gap", np.ones(len(lengths)))
@@ -169,14 +132,14 @@ def _rounds(case: Case, verdict: Verdict, drafter: Recording, length: int) -> No
         committed += taken + 1
         if not whole:
             continue
-        root, draft = drafter.drafts[i]
+        root, draft = seen.drafts[i]
         if "e2e_drafts" in case.tensors:
             verdict.equal(f"round {i} draft", draft.tokens, case.tensor("e2e_drafts")[i])
         else:
             verdict.equal(f"round {i} tokens", [root, *draft.tokens.tolist()], case.tensor("e2e_tree_tokens")[i])
             parents: IntArray = np.concatenate([[-1], draft.parents + 1])
             verdict.equal(f"round {i} parents", parents, case.tensor("e2e_tree_parents")[i])
-        verdict.equal(f"round {i} accepted", len(drafter.accepted[i]), taken)
+        verdict.equal(f"round {i} accepted", len(seen.accepted[i]), taken)
 
 
 def _depth(case: Case) -> int:

@@ -9,8 +9,8 @@ from draftwing.testing.goldens.case import Case, Verdict
 
 Check = Callable[[Case], Verdict]
 
-# A kind's module has `check(case) -> Verdict`; None: no part of Draftwing can run this kind yet.
-KINDS: dict[str, str | None] = {
+# A kind's module has `check(case) -> Verdict`.
+KINDS = {
     "acceptance": "acceptance",
     "dflash": "blocks",
     "dflash2": "blocks",
@@ -22,17 +22,14 @@ KINDS: dict[str, str | None] = {
     "hf_greedy": "hf_greedy",
     "logits_processors": "logits_processors",
     "medusa": "medusa",
-    "mtp_deepseek": None,
-    "mtp_qwen3_next": None,
+    "mtp_deepseek": "mtp",
+    "mtp_qwen3_next": "mtp",
     "ngram": "ngram",
     "suffix": "suffix",
 }
 
 
-def check_for(kind: str) -> Check | None:
-    """What checks cases of this kind, None if not built yet. KeyError for an unknown kind."""
-    name = KINDS[kind]
-    if name is None:
-        return None
-    check: Check = import_module(f"draftwing.testing.goldens.{name}").check
+def check_for(kind: str) -> Check:
+    """What checks cases of this kind. KeyError for an unknown kind."""
+    check: Check = import_module(f"draftwing.testing.goldens.{KINDS[kind]}").check
     return check

@@ -1,0 +1,11 @@
+// Newer pieces of the page, as the server rendered (and escaped) them.
+"use strict";
+const link = document.getElementById("link");
+const source = new EventSource("/dash/events");
+source.onopen = () => { link.textContent = "live"; };
+source.onerror = () => { link.textContent = "not connected; trying again"; };
+source.onmessage = (event) => {
+  for (const [name, html] of Object.entries(JSON.parse(event.data))) {
+    document.getElementById(name).innerHTML = html;
+  }
+};

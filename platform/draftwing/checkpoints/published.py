@@ -1,0 +1,88 @@
+"""A model or drafter as it was published: its folder, its configuration, and its tensors by name, none of them read.
+
+Loads no torch, except for archives of before torch 1.6, which only torch can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwing.checkpoints.archive_header import read_archive_header
+from draftwing.checkpoints.cache import Progress, silent
+from draftwing.checkpoints.model_folder import read_json
+from draftwing.checkpoints.weight_files import INDEX, SINGLE, StoredTensor, read_header, read_weight_files
+from draftwing.errors import ConfigError
+
+ARCHIVES = (".bin", ".pt", ".pth")
+NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """source: what the user named. files: the tensors of each weight file, by its header."""
+
+    source: str
+    folder: Path
+    config: Mapping[str, Any]
+    files: Mapping[Path, Mapping[str, StoredTensor]]
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        return {name: tensor for tensors in self.files.values() for name, tensor in tensors.items()}
+
+
+def find_folder(path: str, revision: str | None = None, progress: Progress = silent) -> Path:
+    """The folder of what `drafters.N.path` names, downloaded where it is a hub id. ConfigError, SetupError."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    from draftwing.checkpoints.download import HUB_ID, Hub, download
+
+    if not HUB_ID.fullmatch(path):
+        raise ConfigError(f"drafter path {path} does not exist; accepted: a folder or a hub id (org/name)")
+    return download(path, revision, Hub.from_environment(), progress, drafter=True)[0]
+
+
+def read_published(path: str, revision: str | None = None, progress: Progress = silent) -> Published:
+    """ConfigError, SetupError: as for a model, naming what is wrong."""
+    folder = find_folder(path, revision, progress)
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"; it holds {ggufs[0].name}: name that file itself" if ggufs else ""
+        raise ConfigError(f"{folder} has no config.json, so it is no checkpoint of a model or drafter{hint}")
+    config = read_json(folder / "config.json")
+    found = {file: _header(file, progress) for file in weight_files(folder)}
+    names: set[str] = set()
+    for file, tensors in found.items():
+        if twice := names & tensors.keys():
+            raise ConfigError(f"{folder}: tensor {min(twice)} is in {file.name} and in another file too; keep one")
+        names |= tensors.keys()
+    return Published(path, folder, config, found)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, else its torch archives. ConfigError where it has neither."""
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return list(read_weight_files(folder).files)
+    if files := sorted(folder.glob("*.safetensors")):
+        return files
+    archives = [
+        path for path in sorted(folder.iterdir()) if path.suffix in ARCHIVES and not path.name.startswith(NO_WEIGHTS)
+    ]
+    if not archives:
+        raise ConfigError(f"{folder} has no weights; expected *.safetensors, or *.bin or *.pt")
+    return archives
+
+
+def _header(file: Path, progress: Progress) -> dict[str, StoredTensor]:
+    if file.suffix not in ARCHIVES:
+        return read_header(file)[1]
+    found = read_archive_header(file)
+    if found is None:
+        from draftwing.checkpoints.drafter import converted  # loads torch
+
+        return read_header(converted(file, progress))[1]
+    return found

@@ -1,0 +1,196 @@
+"""`draftwing tune`: measure, collect, learn, validate, publish, within a budget; every part goes on after a stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from time import monotonic
+
+from draftwing.core import SamplingParams
+from draftwing.errors import ConfigError, DraftwingError
+from draftwing.policy.artifact import Artifact, CostRow, ScheduleRow, current, curves_of_rows, read_artifact
+from draftwing.policy.base import Policy
+from draftwing.policy.cost import CostModel
+from draftwing.policy.modes import FixedPolicy, OffPolicy
+from draftwing.policy.table import TablePolicy
+from draftwing_tuner.bench import bounds_of
+from draftwing_tuner.collecting import collect_all
+from draftwing_tuner.fit import FitError, cost_rows, fit_error, fit_terms
+from draftwing_tuner.learning import Learned, Setting, buckets_of, settings, shape_text, stored_shapes
+from draftwing_tuner.measuring import measure_costs
+from draftwing_tuner.priors import fit_priors, labels_of
+from draftwing_tuner.publish import publish
+from draftwing_tuner.search import Bucket, Replay, best_fixed, search
+from draftwing_tuner.session import Session
+from draftwing_tuner.show import bar
+from draftwing_tuner.trace import Trace
+from draftwing_tuner.validate import PLAIN, Level, validate, withdrawn
+
+HELD_OUT = 3  # one prompt in so many validates, and teaches nothing
+MEASURE, COLLECT, VALIDATE = 0.5, 0.65, 0.95  # of the budget: by when each part should end
+MOST_ROUNDS = 12
+TABLE = "table"
+NO_DRAFTER = "nothing would be drafted: configure a drafter (drafters, or --drafter ngram)"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """All that a run found, for the table, the report and the JSON document."""
+
+    costs: tuple[CostRow, ...]
+    error: FitError | None
+    learned: Learned
+    trace: Trace
+    replayed: tuple[Setting, ...]
+    levels: tuple[Level, ...]
+    schedule: tuple[ScheduleRow, ...]
+    uri: str
+    digest: str
+    took_s: float
+
+
+def tune(
+    session: Session, prompts: Seq[Seq[int]], params: SamplingParams, uri: str, *, budget_s: float, trials: int
+) -> Tuned:
+    """ConfigError where there is no drafter to tune, or too few prompts to hold some back."""
+    begun = monotonic()
+    if not session.config.drafter_name:
+        raise ConfigError(NO_DRAFTER)
+    if len(prompts) < HELD_OUT:
+        raise ConfigError(f"{len(prompts)} prompts are too few to hold some back; give at least {HELD_OUT}")
+    taught = [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT != HELD_OUT - 1]
+    held = [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT == HELD_OUT - 1]
+    text = [token for prompt in taught for token in prompt]
+    measured = measure_costs(session, text, budget_s * MEASURE)
+    costs, error = cost_rows(measured), fit_error(measured)
+    trace = collect_answers(session, taught, params, begun + budget_s * COLLECT - monotonic())
+    replay, learned = _learn(session, costs, trace, uri, trials)
+    levels = _validate(session, held, replay, learned, params, until=begun + budget_s * VALIDATE)
+    schedule = withdrawn(learned.schedule, levels, TABLE, session.clock)
+    digest = publish(
+        uri,
+        session.key,
+        costs=costs,
+        cost_fit=fit_terms(learned.costs),
+        acceptance=learned.acceptance,
+        schedule=schedule,
+        block=session.block,
+        about={
+            "clock": session.clock,
+            "model": session.config.model.served_name,
+            "answers": len(trace.requests),
+            "validated": [{"concurrency": level.concurrency, **asdict(s)} for level in levels for s in level.standings],
+        },
+    )
+    return Tuned(
+        costs=costs,
+        error=error,
+        learned=learned,
+        trace=trace,
+        replayed=tuple(settings(replay, learned.found)),
+        levels=tuple(levels),
+        schedule=tuple(schedule),
+        uri=uri,
+        digest=digest,
+        took_s=monotonic() - begun,
+    )
+
+
+def collect_answers(session: Session, prompts: Seq[Seq[int]], params: SamplingParams, seconds: float) -> Trace:
+    """As many parts as begin within the time, at least one. ConfigError without a drafter."""
+    if not session.config.drafter_name:
+        raise ConfigError(NO_DRAFTER)
+    until = monotonic() + seconds
+    with bar("collecting") as update:
+
+        def keep_going(done: int) -> bool:
+            update(done, len(prompts), "answers")
+            return monotonic() < until
+
+        return collect_all(
+            session.engine,
+            session.config.drafter_name,
+            prompts,
+            params,
+            session.out / "trace",
+            {"model": session.key["model_digest"], "drafter": session.key["drafter"]},
+            keep_going=keep_going,
+        )
+
+
+def _learn(session: Session, costs: Seq[CostRow], trace: Trace, uri: str, trials: int) -> tuple[Replay, Learned]:
+    drafter, traits = session.config.drafter_name, session.engine.drafting.drafter.traits
+    model = CostModel.fit(
+        curves_of_rows(tuple(costs), name="measured", how="", block=session.block), block=session.block
+    )
+    replay = Replay(trace, drafter, model)
+    buckets = buckets_of(bounds_of(session.engine))
+    with bar("searching") as update:
+
+        def show(bucket: Bucket, done: int) -> None:
+            update(buckets.index(bucket) * trials + done, len(buckets) * trials, f"trials, {bucket}")
+
+        found = search(
+            replay,
+            buckets,
+            traits,
+            session.out,
+            stored=stored_shapes(_in_use(session, uri)),
+            trials=trials,
+            tag=_tag(costs, trace),
+            show=show,
+        )
+    return replay, Learned(model, fit_priors(labels_of(trace, drafter)), tuple(found))
+
+
+def _validate(
+    session: Session,
+    prompts: Seq[Seq[int]],
+    replay: Replay,
+    learned: Learned,
+    params: SamplingParams,
+    *,
+    until: float,
+) -> list[Level]:
+    drafter = session.config.drafter_name
+    shape, _ = best_fixed(replay, learned.found)
+    policies: dict[str, Policy] = {PLAIN: OffPolicy()}
+    if shape.nodes:
+        policies[f"best single shape {shape_text(shape)}"] = FixedPolicy(drafter, shape)
+    policies[TABLE] = TablePolicy(drafter, learned.schedule)
+    batches = sorted({one.bucket.batch for one in learned.found})
+    levels = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
+    with bar("validating") as update:
+
+        def show(done: int, wanted: int) -> None:
+            update(done, wanted, f"rounds at concurrency {', '.join(map(str, levels))}")
+
+        return validate(
+            session.engine,
+            prompts,
+            policies,
+            levels,
+            session.out,
+            max_tokens=params.max_tokens,
+            most_rounds=MOST_ROUNDS,
+            go_on=lambda: monotonic() < until,
+            show=show,
+            plans=json.dumps([list(policies), [asdict(row) for row in learned.schedule], session.clock]),
+        )
+
+
+def _in_use(session: Session, uri: str) -> Artifact | None:
+    """The profile in use, if it is of this machine, model and drafter: then its settings are tried first."""
+    if current(uri) is None:
+        return None
+    try:
+        return read_artifact(uri, session.key)
+    except DraftwingError:
+        return None  # made for something else: it has no say here, and publishing keeps it beside the new one
+
+
+def _tag(costs: Seq[CostRow], trace: Trace) -> str:
+    content = json.dumps([[asdict(row) for row in costs], [request.output for request in trace.requests]])
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
