@@ -33,40 +33,29 @@ LOOK_AHEAD = 3  # levels
 CHEAP = 0.01  # of a step: drafting that costs less is always done, and the confidences decide
 AMORTISE = 16.0  # steps over which catching up must pay
 PROBED = 3  # sequences of a probe
-PROBE_GAPS = (4, 40)  # steps without a verified draft after which one is: doubled while it brings nothing
-PLAIN_GAPS = (16, 256)  # speculating steps after which one is plain, so that its time stays known: doubled each time
+DRAFTING = (4, 32)  # least and most steps without a draft after which one is tried
+VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confidences tell much beforehand
+PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
 
 
 @dataclass(slots=True)
-class Turns:
-    """When something is tried for what it teaches. idle: steps since drafts were last verified."""
+class Turn:
+    """Something done now and then for what it teaches: once it wasn't done for `gap` steps, which a loss doubles."""
 
+    gap: int
+    most: int
     idle: int = 0
-    probe_gap: int = PROBE_GAPS[0]
-    since_plain: int = 0
-    plain_gap: int = PLAIN_GAPS[0]
-    steps: int = 0
 
     @property
-    def probe(self) -> bool:
-        return self.idle >= self.probe_gap
+    def due(self) -> bool:
+        return self.idle >= self.gap
 
-    @property
-    def plain(self) -> bool:
-        return self.since_plain >= self.plain_gap
-
-    def count(self, *, possible: bool, speculated: bool, accepted: int) -> None:
-        """possible: some sequence could have drafted."""
-        if speculated and self.idle:
-            self.probe_gap = 1 if accepted else min(2 * self.probe_gap, PROBE_GAPS[1])
-        self.idle = 0 if speculated else self.idle + possible
-        if self.plain:
-            self.since_plain, self.plain_gap = 0, min(2 * self.plain_gap, PLAIN_GAPS[1])
-        else:
-            self.since_plain += speculated
-        self.steps += 1
+    def count(self, *, possible: bool, done: bool, paid: bool = False) -> None:
+        if done and self.idle:
+            self.gap = 1 if paid else min(2 * self.gap, self.most)
+        self.idle = 0 if done else self.idle + possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +85,14 @@ class AdaptivePolicy:
     acceptance: AcceptanceModel = field(init=False)
     rates: Rates = field(default_factory=Rates)
     guard: Guard = field(default_factory=Guard)
-    turns: Turns = field(default_factory=Turns)
+    drafting: Turn = field(default_factory=lambda: Turn(*DRAFTING))
+    verifying: Turn = field(init=False)
+    plain: Turn = field(default_factory=lambda: Turn(*PLAIN))
+    steps: int = 0
     worth: float = 0.0
 
     def __post_init__(self) -> None:
+        self.verifying = Turn(*(CONFIDENT if self.traits.confidence else VERIFYING))
         self.costs = self.profile.live_costs(self.traits)
         self.acceptance = deepcopy(self.profile.acceptance)
 
@@ -112,10 +105,10 @@ class AdaptivePolicy:
             return self._plan(inputs, able, "no room")
         if not self.guard.allows():
             return self._plan(inputs, able[:0], "guard")
-        if self.turns.plain:
+        if self.plain.due:
             return self._plan(inputs, able[:0], "plain turn")
         chosen = self.worthwhile(inputs, able)
-        if self.turns.probe:
+        if self.verifying.due or (self.drafting.due and not len(chosen)):
             return self._plan(inputs, chosen if len(chosen) else self._probed(able), "probe")
         return self._plan(inputs, chosen, "drafts" if len(chosen) else "no gain")
 
@@ -149,7 +142,7 @@ class AdaptivePolicy:
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
         count = min(PROBED, len(able))
-        return np.sort(able[(self.turns.steps + np.arange(count)) % len(able)])
+        return np.sort(able[(self.steps + np.arange(count)) % len(able)])
 
     def _plan(self, inputs: PlanInputs, chosen: IntArray, reason: str) -> StepPlan:
         shapes = [NO_DRAFT] * len(inputs)
@@ -180,7 +173,7 @@ class AdaptivePolicy:
         keys = path_keys(chances, nodes.parents, int(nodes.depth.max()))
         step_ms = self.costs.step_ms(inputs, len(nodes))
         price, steps = self.price(inputs)
-        first = self._probes(nodes, keys) if plan.reason == "adaptive: probe" else None
+        first = self._probes(nodes, keys) if self.verifying.due else None
         found = admit(keys, step_ms, price, first)
         for _ in range(3 if steps < COLD else 0):  # the ratio of this step alone
             price = max(price, (len(inputs) + found.tokens) / float(step_ms[len(found.nodes)]))
@@ -212,37 +205,43 @@ class AdaptivePolicy:
 
     def observe(self, inputs: PlanInputs, plan: StepPlan, result: StepResult) -> None:
         batch, plain_ms = len(inputs), self.costs.plain_ms(inputs)
-        nodes, tokens = side_by_side(result.drafts), float(result.committed.sum())
+        nodes, tokens, hoped = side_by_side(result.drafts), float(result.committed.sum()), 0.0
         verified, accepted = np.zeros((2, len(nodes)), dtype=np.bool_)
         for start, ran, right in zip(nodes.starts[:-1].tolist(), result.verified, result.accepted, strict=True):
             verified[start + ran] = True
             accepted[start + right] = True
         speculated = bool(result.levels) and bool(verified.any() or result.draft_ms > CHEAP * plain_ms)
+        behind = float(inputs.behind[result.levels[0]].sum()) if result.levels else 0.0
+        spent = self.costs.draft_ms(result, behind)
+        ms = spent + (float(self.costs.step_ms(inputs, int(verified.sum()))[-1]) if result.rows else 0.0)
         if len(nodes):
             chances = self.acceptance.chance(nodes, inputs.classes, inputs.requests)
             hoped = float(survival(path_keys(chances, nodes.parents, int(nodes.depth.max())))[verified].sum())
-            ms = float(self.costs.step_ms(inputs, int(verified.sum()))[-1])
-            spent = self.costs.draft_ms(result, 0.0)
-            self._learn_worth(inputs, result, hoped, ms + spent)
             labelled = verified & ((nodes.parents < 0) | accepted[nodes.parents])
             shared = ~inputs.distorted
             self.acceptance.learn(nodes, accepted, labelled, inputs.classes, inputs.requests, shared)
-        step = None
-        if speculated and batch and len(nodes):
-            step = Speculated(tokens, batch * result.step_ms / plain_ms, result.step_ms, batch + hoped, ms + spent)
-        self.guard.observe(step)
+        gain = self._learn_worth(inputs, result, hoped, ms) if result.levels else 0.0
+        made = Speculated(tokens, batch * result.step_ms / plain_ms, result.step_ms, batch + hoped, ms)
+        self.guard.observe(made if speculated else None)
         able = bool((inputs.speculate & (inputs.tokens_left > 1) & (inputs.nodes_left > 0)).any())
-        self.turns.count(possible=able, speculated=bool(verified.any()), accepted=int(accepted.sum()))
+        won = tokens * plain_ms > batch * result.step_ms
+        self.drafting.count(possible=able, done=bool(result.levels), paid=gain > 0)
+        self.verifying.count(possible=able, done=bool(verified.any()), paid=won)
+        self.plain.count(possible=speculated, done=able and not result.levels)
+        self.steps += 1
         if batch:
             self.rates.learn(batch, tokens, result.step_ms, plain_ms)
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)
 
-    def _learn_worth(self, inputs: PlanInputs, result: StepResult, hoped: float, ms: float) -> None:
-        """hoped: tokens of the verified nodes. ms: of the step with them, drafting included."""
+    def _learn_worth(self, inputs: PlanInputs, result: StepResult, hoped: float, ms: float) -> float:
+        """What drafting brought above its costs, in tokens, as the models see it.
+
+        hoped: tokens of the verified nodes. ms: of the step with them, drafting included.
+        """
         gain = hoped - self.price(inputs)[0] * (ms - float(self.costs.step_ms(inputs, 0)[0]))
-        drafted = int(result.levels[0].sum()) if result.levels else 1
-        self.worth = KEEP_WORTH * self.worth + (1 - KEEP_WORTH) * gain / max(drafted, 1)
+        self.worth = KEEP_WORTH * self.worth + (1 - KEEP_WORTH) * gain / max(int(result.levels[0].sum()), 1)
+        return gain
 
 
 class _Stop:

@@ -17,7 +17,9 @@ from draftwing.policy.curves import Assumptions, CostCurves
 
 Floats = npt.NDArray[np.float64]
 HINGES = (0.25, 0.5, 0.75)  # quantiles of the measured row counts at which the slope may grow
-CELLS = 14  # of the live correction: rows 1, 2, 4, ... 8192
+CELL_ROWS = np.array([1, 2, 3, 4, 5, 6, 7, *(2**n for n in range(3, 14))], dtype=np.float64)  # of the live correction
+CELLS = len(CELL_ROWS)
+FADE = 0.999  # of what a guessed model's cells stand on, after one more step: what isn't run is tried again in the end
 GAIN, STEP = 0.1, 0.2  # of one correction: share of an error that is believed, and the largest log-ratio that counts
 MEASURED_STEPS = 20.0  # a measured model weighs as much as so many steps in each cell
 LEAST_MS = 1e-6
@@ -129,10 +131,10 @@ def held_out_error(curves: CostCurves) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Live factors on a model's times: one log-ratio for each doubling of rows, linear between the doublings.
+    """Live factors on a model's times: a log-ratio for each of CELL_ROWS, linear in log rows between them.
 
-    logs [CELLS]; steps [CELLS]: how many steps each stands on. Where the model was not measured, the first steps are
-    believed outright, and a cell that has seen none is like the nearest that has.
+    logs [CELLS]; steps [CELLS]: how many steps each stands on. Where the model is a guess, the first steps are believed
+    outright, and a cell that has seen none is taken to be as good as the best that has, so that it is tried.
     """
 
     logs: Floats
@@ -144,17 +146,16 @@ class Correction:
         return cls(np.zeros(CELLS), np.full(CELLS, MEASURED_STEPS if measured else 0.0), measured)
 
     def factor(self, rows: npt.ArrayLike) -> Floats:
-        return np.exp(np.interp(np.log2(np.maximum(rows, 1)), np.arange(CELLS), self.logs))
+        return np.exp(np.interp(np.log2(np.maximum(rows, 1)), np.log2(CELL_ROWS), self.logs))
 
     def learned(self, rows: int, predicted_ms: float, taken_ms: float) -> Correction:
         """After one more step. predicted_ms: with the factors of now. One slow step moves a cell by 2 % at most."""
-        cell = min(np.log2(max(rows, 1)), CELLS - 1.0)
+        cell = float(np.interp(np.log2(max(rows, 1)), np.log2(CELL_ROWS), np.arange(CELLS)))
         share = np.maximum(1 - np.abs(np.arange(CELLS) - cell), 0.0)
-        steps = self.steps + share
-        logs = self.logs + believed(predicted_ms, taken_ms, float(steps @ share)) * share
+        steps = (1.0 if self.measured else FADE) * self.steps + share
+        logs = self.logs + believed(predicted_ms, taken_ms, max(float(steps @ share), 1.0)) * share
         if not self.measured:
-            known = np.flatnonzero(steps > 0)
-            logs = logs[known[np.abs(np.arange(CELLS)[:, None] - known).argmin(axis=1)]]
+            logs = np.where(steps < 0.5, logs[steps >= 0.5].min(), logs)
         return Correction(logs, steps, self.measured)
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 from draftwing.core import DraftTree, FloatArray, IntArray
 from draftwing.policy.cost import Floats
-
 
 GRAIN = 1024  # confidences are rounded to so many parts, so that a logged one makes the same decision again
 
