@@ -23,23 +23,26 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import optuna
 
-from benchmarks.replay_rules import DRAFTER, MOST, EmaRule, GoodputRule, TableRule, TrimRule
-from draftwing.core import DraftShape, Request
+from benchmarks.replay_rules import DRAFTER, MOST, EmaRule, GoodputRule, TrimRule
+from draftwing.core import NO_DRAFT, DraftShape, Request
 from draftwing.drafters.tree import full_size
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.scheduler import Limits
 from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.artifact import ScheduleRow
 from draftwing.policy.base import Policy
 from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import read_curves
 from draftwing.policy.modes import FixedPolicy, OffPolicy
 from draftwing.policy.profile import Profile
+from draftwing.policy.table import TablePolicy
 from draftwing_tuner.replay import ReplayDrafter, largest_shape
 from draftwing_tuner.simulate import Closed, Simulation, asks, drive
 from draftwing_tuner.trace import Trace, read_trace
@@ -49,7 +52,7 @@ DATA = Path(__file__).parent / "data"
 COSTS = Path(__file__).parents[1] / ".." / "shared" / "data" / "costs"
 TREES = ((2,), (3,), (2, 1), (2, 2), (3, 1), (3, 2), (2, 1, 1), (2, 2, 1), (3, 2, 1), (2, 1, 1, 1, 1))
 RULES = ("adaptive", "table", "ema", "goodput", "trim")
-BATCHES = (1, 2, 4, 8, 16, 32)  # of the table's rows, the last row's without end
+BATCHES = (1, 2, 4, 8, 16, 32, 64)  # the largest of each row of the table
 PHASE, SINGLE, OTHERS, GAIN = 0.98, 1.00, 0.995, 1.10
 
 
@@ -120,9 +123,9 @@ def adaptive(costs: CostModel, largest: DraftShape, traits: Any, tree: str = "ch
     return AdaptivePolicy(DRAFTER, widest, traits, profile)
 
 
-def table(costs: CostModel, **rows: str) -> Policy:
-    shapes = [FIXED[rows[f"to{last}"]] if rows[f"to{last}"] != "off" else shape(()) for last in (*BATCHES, "")]
-    return TableRule(BATCHES, shapes)
+def table(**rows: str) -> Policy:
+    shapes = [(int(last), FIXED[rows[last]] if rows[last] != "off" else NO_DRAFT) for last in rows]
+    return TablePolicy(DRAFTER, [ScheduleRow(last, 0, one.branching, one.nodes, 0.0, 0.0, 0.0) for last, one in shapes])
 
 
 def searched(trial: optuna.Trial, rule: str) -> dict[str, Any]:
@@ -134,7 +137,7 @@ def searched(trial: optuna.Trial, rule: str) -> dict[str, Any]:
         }
     if rule == "table":
         settings = ["off", *FIXED]
-        return {name: trial.suggest_categorical(name, settings) for name in (f"to{last}" for last in (*BATCHES, ""))}
+        return {str(last): trial.suggest_categorical(str(last), settings) for last in BATCHES}
     if rule == "ema":
         return {
             "up": trial.suggest_float("up", -2.0, 1.0),
@@ -162,10 +165,9 @@ def best_table(day: Day, costs: CostModel, fixed: Mapping[str, list[float]], pla
     """For each row the best setting of the training phase of the nearest load: where its search begins."""
     every = {"off": plain, **fixed}
     rows = {}
-    for last in (*BATCHES, ""):
-        size = 64 if last == "" else int(last)
-        near = min(range(len(day.phases)), key=lambda i: abs(day.phases[i].concurrency - size))
-        rows[f"to{last}"] = min(every, key=lambda name: every[name][near])
+    for last in BATCHES:
+        near = min(range(len(day.phases)), key=lambda i: abs(log(day.phases[i].concurrency / last)))
+        rows[str(last)] = min(every, key=lambda name: every[name][near])
     return rows
 
 
@@ -177,7 +179,7 @@ def judge(path: Path, days: Mapping[str, Day], trials: int, tell: Callable[[str]
     widest, traits = largest_shape(train.trace, DRAFTER), day.drafter.traits
     makers: dict[str, Make] = {
         "adaptive": partial(adaptive, costs, widest, traits),
-        "table": partial(table, costs),
+        "table": table,
         "ema": EmaRule,
         "goodput": partial(GoodputRule, costs),
         "trim": partial(TrimRule, costs),

@@ -1,6 +1,5 @@
 """The rules that others choose draft lengths by, as policies, to stand beside ours in `replay_day.py`.
 
-table    a shape for each batch size (vLLM's num_speculative_tokens_per_batch_size, TensorRT-LLM's draft_len_schedule)
 ema      a moving average of the accepted length moves one length for all between tiers (SGLang's adaptive steps)
 goodput  one length for the batch, of the most expected tokens per time, by each request's own acceptance and a cost
          that is linear in rows (SmartSpec, TurboSpec: arXiv 2406.14066)
@@ -22,7 +21,6 @@ import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.policy.acceptance import AcceptanceModel
-from draftwing.policy.adaptive import PROBED, Turns
 from draftwing.policy.base import PlanInputs, StepResult, UncutPolicy
 from draftwing.policy.cost import CostModel, Floats
 from draftwing.policy.modes import FixedPolicy
@@ -31,6 +29,7 @@ from draftwing.policy.solver import path_keys, survival
 
 DRAFTER = "thin"
 MOST = 8
+PROBED, GAPS = 3, (4, 32)  # as `adaptive`: sequences of a probe; steps without a draft before one, doubled each time
 
 
 @cache
@@ -39,18 +38,24 @@ def chain(length: int) -> FixedPolicy:
     return FixedPolicy(DRAFTER, DraftShape((1,) * length, length))
 
 
-class TableRule(UncutPolicy):
-    """lasts: the largest batch of each row but the last, which has none."""
+class Probes:
+    """When a rule that drafts nothing tries again, so that it learns of better times."""
 
-    drafter = DRAFTER
+    def __init__(self) -> None:
+        self.steps = self.idle = 0
+        self.gap = GAPS[0]
 
-    def __init__(self, lasts: Seq[int], shapes: Seq[DraftShape]) -> None:
-        self._lasts = lasts
-        self._rows = [FixedPolicy(DRAFTER, shape) for shape in shapes]
-        self.largest = max(shapes, key=lambda shape: shape.nodes)
+    @property
+    def due(self) -> bool:
+        return self.idle >= self.gap
 
-    def decide(self, inputs: PlanInputs) -> StepPlan:
-        return self._rows[int(np.searchsorted(self._lasts, len(inputs)))].decide(inputs)
+    def count(self, *, drafted: bool) -> None:
+        if drafted and self.idle:
+            self.gap = min(2 * self.gap, GAPS[1])
+        elif drafted:
+            self.gap = GAPS[0]
+        self.idle = 0 if drafted else self.idle + 1
+        self.steps += 1
 
 
 class EmaRule(UncutPolicy):
@@ -99,16 +104,16 @@ class GoodputRule(UncutPolicy):
         self._keep, self._prior = keep, prior
         self._own: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(2))  # accepted, labels
         self._all = np.array([2.0, 3.0])
-        self._turns = Turns()
+        self._probes = Probes()
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
         length = self._best(inputs)
-        if length or not self._turns.probe:
+        if length or not self._probes.due:
             return chain(length).decide(inputs)
         shapes = list(chain(0).decide(inputs).shapes)
         probe = chain(1).decide(inputs).shapes
         for i in range(PROBED):
-            at = (self._turns.steps + i) % max(len(shapes), 1)
+            at = (self._probes.steps + i) % max(len(shapes), 1)
             shapes[at : at + 1] = probe[at : at + 1]
         return StepPlan(DRAFTER, tuple(shapes), "probe")
 
@@ -136,7 +141,7 @@ class GoodputRule(UncutPolicy):
         for request in result.ended:
             self._own.pop(request, None)
         drafted = any(map(len, result.drafts))
-        self._turns.count(possible=len(inputs) > 0, speculated=drafted, accepted=int(found[0]))
+        self._probes.count(drafted=drafted)
 
 
 def line(costs: CostModel, rows: int = 512) -> tuple[float, float]:
