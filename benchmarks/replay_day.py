@@ -125,7 +125,9 @@ def adaptive(costs: CostModel, largest: DraftShape, traits: Any, tree: str = "ch
 
 def table(**rows: str) -> Policy:
     shapes = [(int(last), FIXED[rows[last]] if rows[last] != "off" else NO_DRAFT) for last in rows]
-    return TablePolicy(DRAFTER, [ScheduleRow(last, 2**20, one.branching, one.nodes, 0.0, 0.0, 0.0) for last, one in shapes])
+    return TablePolicy(
+        DRAFTER, [ScheduleRow(last, 2**20, one.branching, one.nodes, 0.0, 0.0, 0.0) for last, one in shapes]
+    )
 
 
 def searched(trial: optuna.Trial, rule: str) -> dict[str, Any]:
