@@ -22,18 +22,20 @@ from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint
+from draftwing_serve.drafter import DrafterReplica
 from draftwing_serve.engines import Advert, EnginePool
 from draftwing_serve.gateway import GatewayCore, GatewayOptions
 from draftwing_serve.http_api import make_app
 from draftwing_serve.prepare import ModelFacts, Preparer
 from draftwing_serve.rank_actor import DEFAULT_FACTORY
+from draftwing_serve.rank_team import RANK_CPUS
 from draftwing_serve.ray_edge import cluster_gpus, deployment
-from draftwing_serve.target import RANK_CPUS, TargetReplica
+from draftwing_serve.target import TargetReplica
 
 logger = logging.getLogger(__name__)
 
 APPLICATION = "draftwing"
-GATEWAY, TARGET = "gateway", "target"
+GATEWAY, TARGET, DRAFTER = "gateway", "target", "drafter"
 REPLICA_CPUS = 0.1
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
@@ -103,13 +105,14 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
     """factory: `module:function` that makes the engine inside the rank (tests put a small one in)."""
     require_model(config)
     gpus = _gpus(config)
-    bundle = {"CPU": REPLICA_CPUS + RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    bundle = {"CPU": RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    first = bundle | {"CPU": REPLICA_CPUS + RANK_CPUS}
     target = deployment(
         TargetReplica,
         name=TARGET,
         num_replicas=config.server.replicas,
         ray_actor_options={"num_cpus": REPLICA_CPUS},
-        placement_group_bundles=[bundle],
+        placement_group_bundles=[first] + [bundle] * (config.parallel.ranks - 1),
         placement_group_strategy="PACK",
         max_ongoing_requests=100,
         max_constructor_retry_count=3,
@@ -127,8 +130,29 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=20,
     )
-    application: serve.Application = gateway.bind(config, target.bind(config, APPLICATION, factory, gpus))
+    drafter = _drafter(config)
+    bound = target.bind(config, APPLICATION, factory, gpus, *([drafter] if drafter is not None else []))
+    application: serve.Application = gateway.bind(config, bound)
     return application
+
+
+def _drafter(config: Config) -> serve.Application | None:
+    """The deployment of a drafter that has a placement."""
+    placement = config.drafters[0].placement if config.drafters else None
+    if placement is None:
+        return None
+    made = deployment(
+        DrafterReplica,
+        name=DRAFTER,
+        num_replicas=placement.replicas,
+        ray_actor_options={"num_cpus": REPLICA_CPUS, "num_gpus": placement.gpus},
+        max_ongoing_requests=100,
+        max_constructor_retry_count=3,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=5,
+    )
+    return made.bind(config)
 
 
 def _gpus(config: Config) -> int:

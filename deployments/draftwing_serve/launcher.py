@@ -90,7 +90,12 @@ def _check_model(config: Config, progress: Progress) -> None:
     Device and memory are this machine's, so they are looked at only where no RAY_ADDRESS points to others.
     """
     folder = resolve_model(config.model, progress.tell)
-    if os.environ.get("RAY_ADDRESS"):
+    elsewhere = bool(os.environ.get("RAY_ADDRESS"))
+    if config.parallel.ranks > 1:
+        from draftwing.parallel.sharded import check_ranks
+
+        check_ranks(config, folder, here=not elsewhere)
+    if elsewhere:
         return
     from draftwing.engine.loading import preflight
 
@@ -101,6 +106,7 @@ def _check_model(config: Config, progress: Progress) -> None:
         device=model.device,
         quantization=model.quantization,
         trust_remote_code=model.trust_remote_code,
+        ranks=config.parallel.ranks,
     )
 
 

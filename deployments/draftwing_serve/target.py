@@ -1,4 +1,4 @@
-"""The target replica: starts a rank in its placement group, proves that it works, watches it, says where it listens.
+"""The target replica: starts its ranks, proves that they work, watches them, says where rank 0 listens.
 
 Tokens never pass through here: gateways stream from the rank's own channel.
 """
@@ -11,26 +11,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.config import Config, ServerConfig
 from draftwing.core import Request, SamplingParams
-from draftwing.errors import ConfigError, DraftwingError, SetupError
+from draftwing.errors import DraftwingError, SetupError
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient, ReplicaDied
 from draftwing.parallel.endpoint import Endpoint
 from draftwing_serve import board
-from draftwing_serve.rank_actor import RankActor
-from draftwing_serve.ray_edge import node_address
+from draftwing_serve.rank_team import RankTeam
 
 logger = logging.getLogger(__name__)
 
-RANK_CPUS = 0.9  # with the replica's share: one CPU a bundle. Ray's CPUs are tickets, the engine has its own threads.
 START_TIMEOUT_S = 3600.0
 STUCK_S = 120.0  # a step may be long (a big prefill on a CPU); no answer for this long is a rank that hangs
-_STATE_WAIT_S = 1.0
+IDLE_S = 10.0  # after which ranks that follow another are tried by a step of their own
 _PING_S = 2.0
-_ERRORS: dict[int, type[DraftwingError]] = {2: ConfigError, 3: SetupError}
+_DRAFTER_POLL_S, _DRAFTER_WAIT_S = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,35 @@ class TargetReplica:
     """Serve deployment class. Its constructor returns when the rank has done a real forward step."""
 
     # Serve awaits a constructor that is a coroutine.
-    async def __init__(self, config: Config, application: str, factory: str, gpus: int) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self,
+        config: Config,
+        application: str,
+        factory: str,
+        gpus: int,
+        drafter: DeploymentHandle[Any] | None = None,
+    ) -> None:
         configure_logging()
         self._application = application
         self._description: TargetDescription | None = None
         self._answered = 0.0
+        self._several = config.parallel.ranks > 1
         try:
             folder = await asyncio.to_thread(resolve_model, config.model, self._tell)
             # The keys of the HTTP API are none of the rank's business.
             own = config.model_copy(update={"server": ServerConfig()})
-            make = ray.remote(RankActor).options(num_cpus=RANK_CPUS, num_gpus=gpus, max_restarts=0, max_concurrency=4)
-            self._rank: Any = make.remote(own.model_dump_json(), factory, node_address())
+            self._team = RankTeam(own.model_dump_json(), factory, config.parallel.ranks, gpus, self._tell)
             async with asyncio.timeout(START_TIMEOUT_S):
-                endpoint, ready = await self._ready()
+                endpoint, ready = await self._team.start()
             self._client = await EngineClient.connect(endpoint)
-            await self._first_step()
+            self._tell("first forward step")
+            await self._real_step("first")
         except DraftwingError as error:
             board.post(application, {"state": "failed", "error": str(error), "exit_code": error.exit_code})
             raise
+        self._drafter = drafter
+        if drafter is not None:
+            self._watcher = asyncio.create_task(self._watch_drafters())
         self._description = TargetDescription(endpoint, folder.digest, ready["context"], ready["vocab_size"])
         self._tell("ready")
 
@@ -74,15 +85,18 @@ class TargetReplica:
         return asdict(self._description)
 
     async def check_health(self) -> None:
-        """The rank's process lives and its engine answers between steps.
+        """Every rank's process lives, and the engine answers between steps; where ranks are many, idle ones make one.
 
         A dead actor's own error goes out as it is: by it Serve knows to replace the replica at once.
         """
-        if not await self._rank.alive.remote():
-            raise SetupError("the rank's engine has ended")
+        if not await self._team.alive():
+            raise SetupError("a rank's engine has ended")
         now = asyncio.get_running_loop().time()
         try:
-            await self._client.stats(_PING_S)
+            stats = await self._client.stats(_PING_S)
+            if self._several and not stats.running + stats.waiting and (stats.last_step_age_s or 0) > IDLE_S:
+                async with asyncio.timeout(_PING_S):
+                    await self._real_step("health")
         except TimeoutError:
             if now - self._answered > STUCK_S:
                 raise SetupError(f"the rank has not answered for {STUCK_S:g} seconds; its step hangs") from None
@@ -106,34 +120,32 @@ class TargetReplica:
         """Serve calls this when the replica is to go, and waits."""
         if self._description is not None:
             self._description = None
+            if self._drafter is not None:
+                self._watcher.cancel()
             await self._client.close()
-            await self._rank.stop.remote()
+            await self._team.stop()
 
-    async def _ready(self) -> tuple[Endpoint, dict[str, Any]]:
-        """Follow the rank's states until it serves. Raises its own error when it fails to."""
-        seen, endpoint = 0, None
+    async def _watch_drafters(self) -> None:
+        """Tell the rank where its drafters are, whenever that changes; without any it decodes plainly."""
+        known: list[dict[str, str]] = []
         while True:
-            states = await self._rank.states.remote(seen, _STATE_WAIT_S)
-            seen += len(states)
-            for state in states:
-                match state["state"]:
-                    case "listening":
-                        endpoint = Endpoint.from_dict(state["endpoint"])
-                    case "loading":
-                        self._tell(state["detail"])
-                    case "failed":
-                        raise _ERRORS.get(state["exit_code"], DraftwingError)(state["error"])
-                    case "ready":
-                        assert endpoint is not None
-                        return endpoint, state
+            try:
+                async with asyncio.timeout(_DRAFTER_WAIT_S):
+                    found = await self._drafter.broadcast("describe").results_async()  # type: ignore[union-attr]
+            except (TimeoutError, ray.exceptions.RayError, RayServeException) as error:
+                logger.warning("no answer from the drafters: %s", str(error).splitlines()[:1])
+                found = []
+            if (endpoints := sorted(found, key=lambda each: str(each["address"]))) != known:
+                await self._team.connect_drafters(endpoints)
+                known = endpoints
+            await asyncio.sleep(_DRAFTER_POLL_S)
 
-    async def _first_step(self) -> None:
+    async def _real_step(self, name: str) -> None:
         """One request through everything: a rank that can't compute must not be found out by a client."""
-        self._tell("first forward step")
         params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-        async for emission in self._client.stream(Request("first-step", [0, 1, 2, 3], params)):
+        async for emission in self._client.stream(Request(name, [0, 1, 2, 3], params)):
             if emission.error is not None:
-                raise DraftwingError(f"the first forward step failed: {emission.error}")
+                raise DraftwingError(f"the {name} step failed: {emission.error}")
         self._answered = asyncio.get_running_loop().time()
 
     def _tell(self, detail: str) -> None:

@@ -23,6 +23,7 @@ Text = Annotated[
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
+PLACED_METHODS = ("ngram", "suffix", "draft_model")  # they need nothing of the target but its tokens
 DEFAULT_MODE = "fixed:k=4"
 FROM_CHECKPOINT = "checkpoint"  # the method of a drafter that names a path alone
 
@@ -88,8 +89,23 @@ class ParallelConfig(Section):
         return max(self.tensor, self.expert)
 
 
+class PlacementConfig(Section):
+    """A drafter in processes of its own, which follows the target over a channel.
+
+    replicas: of the drafter. gpus: of each. mode colocated: all sequences wait for their drafts; alternate: they decode
+    in two halves, and while one is verified the other is drafted for. deadline_ms: most that a step waits for drafts.
+    """
+
+    replicas: Count = 1
+    gpus: float = Field(default=0, ge=0, le=16)
+    mode: Literal["colocated", "alternate"] = "colocated"
+    deadline_ms: float = Field(default=100, gt=0, le=60_000)
+
+
 class DrafterConfig(BaseModel):
     """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter).
+
+    placement: null where it runs beside the target.
 
     The method may be left out where `path` names a checkpoint: it says the method then, when it is opened.
     """
@@ -98,6 +114,18 @@ class DrafterConfig(BaseModel):
 
     method: Name
     name: Name = Field(default_factory=lambda data: data.get("method", ""))
+    placement: PlacementConfig | None = None
+
+    @field_validator("placement")
+    @classmethod
+    def _needs_only_tokens(cls, placement: PlacementConfig | None, info: ValidationInfo) -> PlacementConfig | None:
+        method = info.data.get("method")
+        if placement is not None and method not in PLACED_METHODS:
+            accepted = ", ".join(PLACED_METHODS)
+            raise ValueError(
+                f", but method {method!r} runs beside its target; a drafter with a placement has one of {accepted}"
+            )
+        return placement
 
     @model_validator(mode="before")
     @classmethod
@@ -135,12 +163,22 @@ class PolicyConfig(Section):
             raise ValueError(str(error).removeprefix(f"policy.mode is {mode!r}")) from None
         return mode.strip()
 
-    @field_validator("profile", "targets")
+    @field_validator("targets")
     @classmethod
-    def _not_yet(cls, value: Any) -> Any:
-        if value is not None:
-            raise ValueError(", and this setting is not available in this version; remove it")
-        return value
+    def _kept(cls, targets: TargetsConfig | None) -> TargetsConfig | None:
+        if targets is not None and targets.ttft_ms is not None:
+            raise ValueError(", and ttft_ms is not available in this version; remove it, tpot_ms is")
+        return targets
+
+    def check(self) -> None:
+        """ValueError where the mode has no use for a setting, or lacks one."""
+        kind = self.mode.partition(":")[0]
+        if kind == "table" and self.profile is None:
+            raise ValueError(", but mode table needs a profile; publish one: draftwing tune")
+        if self.profile is not None and kind not in ("table", "adaptive"):
+            raise ValueError(f", but mode {self.mode!r} uses no profile; remove it, or set mode table or adaptive")
+        if self.targets is not None and kind != "adaptive":
+            raise ValueError(f", but mode {self.mode!r} knows no targets; remove them, or set mode adaptive")
 
 
 class CacheConfig(Section):
@@ -256,6 +294,8 @@ class Config(Section):
             )
         if len(drafters) == 1 and choosers:
             raise ValueError(", but auto has nothing to choose from; add other drafters beside it")
+        if len(drafters) > 1 and any(drafter.placement for drafter in drafters):
+            raise ValueError(", and a drafter with a placement can't be one of several; keep it alone")
         return drafters
 
     @field_validator("policy")
@@ -264,9 +304,11 @@ class Config(Section):
         """A drafter that was configured is used, unless the mode says otherwise."""
         drafts = any(drafter.method != "none" for drafter in info.data.get("drafters", []))
         if "mode" not in policy.model_fields_set:
-            return policy.model_copy(update={"mode": DEFAULT_MODE if drafts else "off"})
+            wanted = "adaptive" if policy.profile is not None or policy.targets is not None else DEFAULT_MODE
+            return policy.model_copy(update={"mode": wanted if drafts else "off"})
         if policy.mode != "off" and not drafts and "drafters" in info.data:
             raise ValueError(", but no drafter is configured; add one to drafters, or use mode off")
+        policy.check()
         return policy
 
     @property

@@ -120,11 +120,14 @@ class DraftShape:
     """What one sequence may draft in a step.
 
     branching[d]: most children of a node at depth d (the root is depth 0); its length is the draft length k.
-    nodes: the node budget; a drafter never returns more.
+    nodes: the node budget; a drafter never returns more. paths: the very tree to draft, each node as the ranks of
+    itself and of those above it, level by level ((0,), (1,), (0, 0)); () where any tree within the rest will do.
+    Drafters that choose nodes by confidence keep to the rest alone.
     """
 
     branching: tuple[int, ...] = ()
     nodes: int = 0
+    paths: tuple[tuple[int, ...], ...] = ()
 
     @property
     def depth(self) -> int:
@@ -133,7 +136,8 @@ class DraftShape:
     def cut(self, depth: int, nodes: int) -> DraftShape:
         """The same shape within fewer levels and nodes (tokens left, cache blocks)."""
         branching = self.branching[: max(depth, 0)]
-        return DraftShape(branching, min(self.nodes, max(nodes, 0)) if branching else 0)
+        most = min(self.nodes, max(nodes, 0)) if branching else 0
+        return DraftShape(branching, most, tuple(path for path in self.paths if len(path) <= depth)[:most])
 
 
 NO_DRAFT = DraftShape()

@@ -41,3 +41,7 @@ class OverloadedError(DraftwingError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RankLost(DraftwingError):
+    """Another rank of the same replica is gone, and so is the replica; another replica may do the work."""

@@ -21,18 +21,21 @@ _SUFFIX: dict[str, tuple[str, float, float]] = {
     "suffix_decoding_max_spec_factor": ("factor", 0.0, 64.0),
     "suffix_decoding_min_token_prob": ("min_probability", 0.0, 1.0),
 }
+_CHECKPOINT = ("model", "revision", "draft_tensor_parallel_size")
+# Methods by vLLM's names, and their own keys. Its `dflash` is our `dflash` or `dflash2`: the checkpoint says which.
 METHODS = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
-    "draft_model": ("model", "revision"),
     "suffix": tuple(_SUFFIX),
+    **dict.fromkeys(("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "dspark"), _CHECKPOINT),
 }
+TOLD_BY_CHECKPOINT = ("", "dflash")
+IN_TARGET = ("mtp", "medusa")  # may lie in the target's own checkpoint
 # Options of vLLM that have no equivalent here, and why.
 _WITHOUT_EQUIVALENT = {
     "code_revision": "code from a model's repository is not run",
     "quantization": "a draft model is loaded as its checkpoint is",
     "load_format": "weights are safetensors or GGUF, told by the file",
     "attention_backend": "there is one for each device",
-    "draft_tensor_parallel_size": "a draft model runs on one rank in this version",
     "max_model_len": "drafts may be as long as the context; set limits.context to bound both",
     "disable_by_batch_size": "the policy decides how much to draft",
     "num_speculative_tokens_per_batch_size": "a schedule by batch size is not available in this version",
@@ -49,29 +52,37 @@ def from_speculative_config(text: str) -> dict[str, Any]:
     """Settings by dotted key: drafters and policy.mode. ConfigError names each key that is wrong, a line each.
 
     Defaults are vLLM's: both prompt_lookup lengths 5, or equal to the one that is given; for suffix, as many tokens as
-    the tree is deep. With a model and no method, the model drafts.
+    the tree is deep; for mtp, one. With a model and no method, the model's checkpoint says the method.
     """
     data = _parse(text)
-    method = data.get("method", "draft_model" if "model" in data else None)
+    method = _method(data)
     problems = []
-    if method not in METHODS:
-        found = f"method is {shown(method)}" if "method" in data else "method is missing"
+    if method not in METHODS and (method or "model" not in data):
+        found = f"method is {shown(data['method'])}" if "method" in data else "method is missing"
         problems.append(f"{FLAG}: {found}; this version drafts with {', '.join(map(repr, METHODS))}")
-        accepted = (*COMMON, *(key for keys in METHODS.values() for key in keys))
-    else:
-        accepted = (*COMMON, *METHODS[method])
+    keys = METHODS.get(method, _CHECKPOINT if "model" in data else sum(METHODS.values(), ()))
+    accepted = tuple(dict.fromkeys((*COMMON, *keys)))
     problems = [_unknown(key, method, accepted) for key in data if key not in accepted] + problems
-    count = _number(data, "num_speculative_tokens", MOST_DEPTH, problems, needed=method != "suffix")
-    match method:
-        case "draft_model":
-            drafter = _draft_model(data, problems)
-        case "suffix":
-            drafter = _suffix(data, problems)
-            count = count or min(drafter.get("max_depth", VLLM_TREE_DEPTH), MOST_DEPTH)
-        case _:
-            drafter = _ngram(data, problems)
+    count = _number(data, "num_speculative_tokens", MOST_DEPTH, problems, needed=method not in ("suffix", "mtp"))
+    if method == "suffix":
+        drafter = _suffix(data, problems)
+        count = count or min(drafter.get("max_depth", VLLM_TREE_DEPTH), MOST_DEPTH)
+    elif (method in METHODS and keys == _CHECKPOINT) or (not method and "model" in data):
+        drafter = _checkpoint(method, data, problems)
+    else:
+        drafter = _ngram(data, problems)
     refuse(problems)
-    return {"drafters": [drafter], "policy.mode": f"fixed:k={count}"}
+    return {"drafters": [drafter], "policy.mode": f"fixed:k={count or 1}"}
+
+
+def _method(data: dict[str, Any]) -> str:
+    """vLLM's name of the method without its variants; "" where there is none."""
+    name = data.get("method")
+    if not isinstance(name, str):
+        return "" if name is None and "method" not in data else "?"
+    if name.endswith("_mtp"):  # deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, mimo_mtp, ...
+        return "mtp"
+    return "ngram" if name == "ngram_gpu" else name
 
 
 def _number(data: dict[str, Any], key: str, most: int, problems: list[str], *, needed: bool = False) -> int | None:
@@ -108,20 +119,27 @@ def _suffix(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     return drafter
 
 
-def _draft_model(data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    drafter = {"name": "draft_model", "method": "draft_model"}
+def _checkpoint(method: str, data: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    drafter = {} if method in TOLD_BY_CHECKPOINT else {"name": method, "method": method}
     for key, ours in (("model", "path"), ("revision", "revision")):
         if isinstance(data.get(key), str) and data[key]:
             drafter[ours] = data[key]
-        elif key in data or key == "model":
+        elif key in data or (key == "model" and method not in IN_TARGET):
             found = f"is {shown(data[key])}" if key in data else "is missing"
             problems.append(f"{FLAG}: {key} {found}; expected a text")
+    ranks = data.get("draft_tensor_parallel_size", 1)
+    if type(ranks) is not int or ranks != 1:
+        problems.append(
+            f"{FLAG}: draft_tensor_parallel_size is {shown(ranks)}; expected 1, as a drafter runs on one rank"
+        )
     return drafter
 
 
-def _unknown(key: str, method: str | None, accepted: tuple[str, ...]) -> str:
-    if owner := next((name for name, keys in METHODS.items() if key in keys), None):
-        return f"{FLAG}: {key} belongs to method {owner}, and the method is {method}; remove it"
+def _unknown(key: str, method: str, accepted: tuple[str, ...]) -> str:
+    if owners := [name for name, keys in METHODS.items() if key in keys]:
+        many = f"methods {', '.join(owners)}" if owners[1:] else f"method {owners[0]}"
+        is_now = f", and the method is {method}" if method in METHODS else ""
+        return f"{FLAG}: {key} belongs to {many}{is_now}; remove it"
     if reason := _WITHOUT_EQUIVALENT.get(key):
         return f"{FLAG}: {key} has no equivalent: {reason}; remove it"
     meant = closest(key, accepted)

@@ -23,10 +23,11 @@ NO_STRIPPING = {"single_word": False, "lstrip": False, "rstrip": False, "normali
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
-def make_model(folder: Path) -> Path:
-    """The golden Llama (random weights, 160 tokens), one token a character."""
-    shutil.copytree(GOLDEN, folder)
-    ids = {token: number for number, token in enumerate([*SPECIAL, *LETTERS])}
+def make_model(folder: Path, golden: Path = GOLDEN) -> Path:
+    """A golden target (the Llama: random weights, 160 tokens), one token a character."""
+    shutil.copytree(golden, folder)
+    size = json.loads((golden / "config.json").read_text())["vocab_size"]
+    ids = {token: number for number, token in enumerate([*SPECIAL, *LETTERS][:size])}
     added = [{"id": ids[token], "content": token, "special": True, **NO_STRIPPING} for token in SPECIAL]
     tokenizer = {
         "version": "1.0",

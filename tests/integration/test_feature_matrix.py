@@ -37,7 +37,9 @@ def test_cells_of_the_whole_product(seed: int) -> None:
     assert len(faults) <= 10, "\n".join(faults)
 
 
-PLAIN = Cell("oracle", 0.0, 0, False, False, "length", False, None, False, 1, "alone", False, False, False, False)
+PLAIN = Cell(
+    "oracle", False, 0.0, 0, False, False, "length", False, None, False, 1, "alone", False, False, False, False
+)
 
 
 def an_end_inside_a_run_is_overlooked(patch: pytest.MonkeyPatch) -> None:

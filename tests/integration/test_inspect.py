@@ -10,6 +10,7 @@ import pytest
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.inspection import Inspection, inspect_checkpoint
 from draftwing.config_models import Config, ModelConfig
+from draftwing.drafters.base import DrafterTraits
 from draftwing.drafters.registry import find_method
 from draftwing.engine.build import build_engine
 from draftwing.engine.loading import load_target
@@ -44,9 +45,20 @@ def test_a_drafter_of_a_path_alone_is_what_was_told(case: str) -> None:
     found = inspect_checkpoint(folder, target=str(GOLDENS / target / "target"))
     traits = build(target, {"path": folder}).drafting.drafter.traits
     assert traits.kv_bytes_per_token == found.parts[0].cache["float32"]
-    states = (8,) if found.features is None else found.features.hidden_states
-    assert traits.hidden_layers == states
-    facts = find_method(found.layout.method).facts
+    assert traits.hidden_layers == ((8,) if found.features is None else found.features.hidden_states)
+    check_facts(found.layout.method, traits)
+
+
+def test_modules_inside_of_a_target() -> None:
+    found = inspect_checkpoint(str(GOLDENS / "mtp_deepseek_v3" / "target"))
+    traits = build("mtp_deepseek_v3", {"method": "mtp"}).drafting.drafter.traits
+    assert traits.kv_bytes_per_token == found.parts[1].cache["float32"]
+    check_facts("mtp", traits)
+
+
+def check_facts(method: str, traits: DrafterTraits) -> None:
+    """What is said of a method before a checkpoint is loaded is true of a drafter that has one."""
+    facts = find_method(method).facts
     for fact in ("kind", "stop", "trees", "confidence", "stateful_across_requests", "sharding"):
         assert getattr(facts, fact) == getattr(traits, fact), fact
     assert facts.own_cache == (traits.kv_bytes_per_token > 0)

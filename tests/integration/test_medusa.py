@@ -61,8 +61,7 @@ def decode(engine: Engine, asked: list[Request]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["fixed:k=5", "fixed:tree=3x2x1"])
+@pytest.mark.parametrize(("mode", "kind"), [("fixed:k=5", "greedy"), ("fixed:tree=3x2x1", "penalised")])
 def test_output_is_that_of_plain_decoding(mode: str, kind: str) -> None:
     asked = requests(KINDS[kind])
     drafting = engine(mode)
@@ -90,6 +89,17 @@ def test_a_static_tree_keeps_what_fits_into_the_plan() -> None:
     assert decode(drafting, asked) == decode(engine("off"), asked)
     assert drafting.counters.draft_tokens <= 5 * drafting.counters.drafts
     assert drafting.counters.accepted_tokens > 0
+
+
+def test_a_tree_that_the_plan_names_is_drafted_as_one_that_the_drafter_has() -> None:
+    paths = [[0], [1], [0, 0], [2], [0, 0, 0], [1, 0]]
+    named = engine("fixed:paths=" + ",".join(".".join(map(str, path)) for path in paths))
+    chosen = engine("fixed:tree=3x3x3", {"choices": paths})
+    asked = requests(KINDS["sampled"])
+    assert decode(named, asked) == decode(chosen, asked) == decode(engine("off"), asked)
+    assert named.counters.accepted_per_depth == chosen.counters.accepted_per_depth
+    assert named.counters.draft_tokens == chosen.counters.draft_tokens
+    assert named.counters.branched_tokens > 0
 
 
 def test_rejection_drafts_say_what_they_were_drawn_from() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from draftwing.errors import ConfigError, DraftwingError, OverloadedError, SetupError
 from draftwing.parallel.client import EngineClient, ReplicaDied
+from draftwing.parallel.place import RankPlace
 from draftwing.parallel.process import RankProcess
-from draftwing.parallel.rank import RankPlace
 from tests.integration.channel_tools import FACTORY, client_of, collect, drive, echo, fake_rank, text_from, until
 
 START_S = 20
@@ -208,9 +208,15 @@ def test_a_rank_that_fails_to_load_says_why(script: dict[str, Any], error: type[
         assert process.poll() == error.exit_code
 
 
-def test_a_place_this_version_cannot_fill_is_a_config_error() -> None:
-    two = RankPlace(0, world_size=2)
-    with RankProcess("{}", factory=FACTORY, place=two) as process, pytest.raises(ConfigError, match="world size 2"):
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (RankPlace(2, world_size=2), "rank 2 of 2: ranks go from 0"),
+        (RankPlace(1, world_size=2), "rank 1 needs the address of rank 0's store"),
+    ],
+)
+def test_a_place_that_there_is_not_is_a_config_error(place: RankPlace, message: str) -> None:
+    with RankProcess("{}", factory=FACTORY, place=place) as process, pytest.raises(ConfigError, match=message):
         process.wait_ready(START_S)
 
 

@@ -173,7 +173,7 @@ def test_second_server_on_the_same_ray(ray_session: str, url: str, tmp_path: Pat
     ):
         process = serve_command("--model", str(GOLDEN), "--port", asked, RAY_ADDRESS=ray_session)
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 3
+        assert process.returncode == 3, err
         assert expected in err.splitlines()[-1]
     assert httpx.get(f"{url}/health", timeout=30).status_code == 200
 

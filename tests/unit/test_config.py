@@ -13,9 +13,11 @@ from pydantic import ValidationError
 
 from draftwing.config import Config, LoadedConfig, load_config, parse_setting, require_model, settings
 from draftwing.config_errors import HIDDEN, MAX_PROBLEMS
+from draftwing.config_models import TargetsConfig
 from draftwing.drafters.registry import BUILT_IN
 from draftwing.errors import ConfigError
 from draftwing.limits import RequestLimits
+from draftwing.policy.modes import FORMS
 
 METHODS = ", ".join(sorted(BUILT_IN))
 
@@ -147,25 +149,39 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
         "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
-        "c.yaml:12: policy.mode is 'adaptive', which is not available in this version; "
-        'expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
-        "c.yaml:12: policy.profile is 's3://bucket/profiles', and this setting is not available in this version; "
-        "remove it",
-        "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
-        "c.yaml:11: drafters.2.placement is not a setting; expected one of path, revision, dtype",
     ]
 
 
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
     text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
     lines = [line for line in text.splitlines() if "eagle3" not in line and "draft_model" not in line]
-    text = "\n".join(line for line in lines if not line.startswith(("policy", "server")))
+    text = "\n".join(line for line in lines if not line.startswith("server"))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
     assert loaded.config.model.dtype == "bfloat16"
     assert loaded.config.limits.context == 32768
     assert loaded.config.drafters[0].name == "lookup"
+    assert loaded.config.policy.mode == "adaptive"
+    assert loaded.config.policy.targets == TargetsConfig(tpot_ms=30)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("{mode: table}", "mode table needs a profile; publish one: draftwing tune"),
+        ("{mode: off, profile: p}", "mode 'off' uses no profile; remove it, or set mode table or adaptive"),
+        ("{mode: fixed:k=2, targets: {tpot_ms: 9}}", "mode 'fixed:k=2' knows no targets"),
+        ("{mode: adaptive, targets: {ttft_ms: 9}}", "ttft_ms is not available in this version; remove it, tpot_ms is"),
+    ],
+)
+def test_a_setting_that_the_mode_does_not_use_is_refused(policy: str, said: str) -> None:
+    assert said in problems(f"drafters: [{{method: ngram}}]\npolicy: {policy}")[0]
+
+
+def test_a_profile_or_a_target_asks_for_adaptive() -> None:
+    for policy in ("{profile: p}", "{targets: {tpot_ms: 20}}"):
+        assert load(f"drafters: [{{method: ngram}}]\npolicy: {policy}").config.policy.mode == "adaptive"
 
 
 @pytest.mark.parametrize(
@@ -267,11 +283,11 @@ def test_the_rest_of_the_documented_example_is_accepted() -> None:
         ),
         (
             "policy: {mode: 3}",
-            'c.yaml:1: policy.mode is 3; expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
+            f"c.yaml:1: policy.mode is 3; expected {FORMS}",
         ),
         (
             "policy: {mode: fast}",
-            'c.yaml:1: policy.mode is \'fast\'; expected off, "fixed:k=4", "fixed:k=4,width=2" or "fixed:tree=3x2x1"',
+            f"c.yaml:1: policy.mode is 'fast'; expected {FORMS}",
         ),
         (
             "sampling: exact",
@@ -290,9 +306,13 @@ def test_the_rest_of_the_documented_example_is_accepted() -> None:
             f"c.yaml:2: drafters.0.method is 'ngarm'; did you mean 'ngram'?; expected one of {METHODS}",
         ),
         (
-            "drafters:\n  - {method: ngram, placement: {replicas: 2}}",
-            "c.yaml:2: drafters.0.placement is not a setting; expected one of rule, max_match, min_match, "
-            "draft_per_match",
+            "drafters:\n  - {method: eagle3, path: x, placement: {replicas: 2}}",
+            "c.yaml:2: drafters.0.placement is {'replicas': 2}, but method 'eagle3' runs beside its target; a drafter "
+            "with a placement has one of ngram, suffix, draft_model",
+        ),
+        (
+            "drafters:\n  - {method: ngram, placement: {mode: enumerate}}",
+            "c.yaml:2: drafters.0.placement.mode is 'enumerate'; expected 'colocated' or 'alternate'",
         ),
         ("sampling: greedy", "c.yaml:1: sampling is 'greedy'; expected 'invariant' or 'rejection'"),
     ],

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwing.checkpoints.methods import settle_methods
 from draftwing.config import load_config
+from draftwing.config_models import FROM_CHECKPOINT
 from draftwing.drafters.registry import check_drafter
 from draftwing.errors import ConfigError
 from draftwing.speculative_config import COMMON, METHODS, from_speculative_config
+from tests.unit.test_resolve import FOLDERS, GOLDENS
+
+ALL = "'ngram', 'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', 'mtp', 'dflash', 'dspark'"
+READ = "methods draft_model, eagle, eagle3, medusa, mtp, dflash, dspark"
 
 
 @pytest.mark.parametrize(
@@ -47,13 +53,14 @@ GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
     [
         ({"promt_lookup_max": 4}, "promt_lookup_max is not accepted; did you mean prompt_lookup_max?"),
         ({"zzz": 4}, f"zzz is not accepted; expected {', '.join((*COMMON, *METHODS['ngram']))}"),
-        ({"model": "x"}, "model belongs to method draft_model, and the method is ngram; remove it"),
+        ({"model": "x"}, f"model belongs to {READ}, and the method is ngram; remove it"),
         (
             {"disable_by_batch_size": 4},
             "disable_by_batch_size has no equivalent: the policy decides how much to draft; remove it",
         ),
-        ({"method": "eagle3"}, "method is 'eagle3'; this version drafts with 'ngram', 'draft_model', 'suffix'"),
-        ({"method": None}, "method is None; this version drafts with 'ngram', 'draft_model', 'suffix'"),
+        ({"method": "custom_class"}, f"method is 'custom_class'; this version drafts with {ALL}"),
+        ({"method": None}, f"method is None; this version drafts with {ALL}"),
+        ({"method": "eagle3"}, "model is missing; expected a text"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; expected a whole number from 1 to 64"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens is 65; expected a whole number from 1 to 64"),
@@ -71,13 +78,53 @@ def test_each_wrong_key_is_named(change: dict[str, Any], line: str) -> None:
     assert problems(json.dumps(GOOD | change)) == [line]
 
 
-@pytest.mark.parametrize("method", [{}, {"method": "draft_model"}])
-def test_a_model_drafts(method: dict[str, str]) -> None:
-    found = from_speculative_config(json.dumps({"model": "some/model", "num_speculative_tokens": 3, **method}))
-    config = load_config(None, found, {}).config
+@pytest.mark.parametrize(
+    ("method", "ours"),
+    [
+        (None, FROM_CHECKPOINT),
+        ("draft_model", "draft_model"),
+        ("eagle", "eagle"),
+        ("eagle3", "eagle3"),
+        ("medusa", "medusa"),
+        ("mtp", "mtp"),
+        ("deepseek_mtp", "mtp"),
+        ("qwen3_next_mtp", "mtp"),
+        ("dflash", FROM_CHECKPOINT),
+        ("dspark", "dspark"),
+    ],
+)
+def test_a_checkpoint_drafts(method: str | None, ours: str) -> None:
+    given = {"model": "some/model", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}
+    config = load_config(None, from_speculative_config(json.dumps({**given, **named(method)})), {}).config
     assert config.policy.mode == "fixed:k=3"
-    assert config.drafters[0].method == "draft_model"
+    assert config.drafters[0].method == ours
     assert config.drafters[0].options == {"path": "some/model"}
+
+
+def named(method: str | None) -> dict[str, str]:
+    return {} if method is None else {"method": method}
+
+
+@pytest.mark.parametrize("method", ["mtp", "glm4_moe_mtp"])
+def test_modules_of_the_target_need_no_model(method: str) -> None:
+    config = load_config(None, from_speculative_config(json.dumps({"method": method})), {}).config
+    assert (config.drafters[0].method, config.drafters[0].options, config.policy.mode) == ("mtp", {}, "fixed:k=1")
+    check_drafter(config.drafters[0])
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.endswith("/drafter")])
+def test_a_checkpoint_says_its_method_with_vllms_name_for_it_or_without(folder: str) -> None:
+    method = FOLDERS[folder][0]
+    for name in (None, method.replace("dflash2", "dflash")):
+        given = {"model": str(GOLDENS / folder), "num_speculative_tokens": 3, **named(name)}
+        config = load_config(None, from_speculative_config(json.dumps(given)), {}).config
+        assert settle_methods(config).drafters[0].method == method
+
+
+def test_a_checkpoint_of_another_method_is_refused() -> None:
+    given = {"model": str(GOLDENS / "eagle3_d2t/drafter"), "num_speculative_tokens": 3, "method": "medusa"}
+    with pytest.raises(ConfigError, match=r"drafters\.0\.method is 'medusa', but the checkpoint .* 'eagle3'"):
+        settle_methods(load_config(None, from_speculative_config(json.dumps(given)), {}).config)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +134,19 @@ def test_a_model_drafts(method: dict[str, str]) -> None:
         ({"revision": 3}, "revision is 3; expected a text"),
         (
             {"prompt_lookup_max": 3},
-            "prompt_lookup_max belongs to method ngram, and the method is draft_model; remove it",
+            "prompt_lookup_max belongs to method ngram; remove it",
+        ),
+        (
+            {"prompt_lookup_max": 3, "method": "eagle"},
+            "prompt_lookup_max belongs to method ngram, and the method is eagle; remove it",
         ),
         (
             {"draft_tensor_parallel_size": 2},
-            "draft_tensor_parallel_size has no equivalent: a draft model runs on one rank in this version; remove it",
+            "draft_tensor_parallel_size is 2; expected 1, as a drafter runs on one rank",
+        ),
+        (
+            {"zzz": 1},
+            "zzz is not accepted; expected method, num_speculative_tokens, model, revision, draft_tensor_parallel_size",
         ),
     ],
 )
@@ -130,7 +185,7 @@ def test_suffix_decoding_takes_its_options() -> None:
             {"suffix_decoding_max_cached_requests": True},
             "suffix_decoding_max_cached_requests is True; expected a whole number from -1 to 2147483647",
         ),
-        ({"model": "x"}, "model belongs to method draft_model, and the method is suffix; remove it"),
+        ({"model": "x"}, f"model belongs to {READ}, and the method is suffix; remove it"),
     ],
 )
 def test_each_wrong_key_of_suffix_is_named(change: dict[str, Any], line: str) -> None:
@@ -143,7 +198,7 @@ def test_a_draft_model_needs_a_model() -> None:
 
 def test_what_is_missing_is_named() -> None:
     assert problems("{}") == [
-        "method is missing; this version drafts with 'ngram', 'draft_model', 'suffix'",
+        f"method is missing; this version drafts with {ALL}",
         "num_speculative_tokens is missing; expected a whole number from 1 to 64",
     ]
 

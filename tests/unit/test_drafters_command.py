@@ -24,6 +24,13 @@ def test_the_list_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert entries["draft_model"]["needs_checkpoint"]
     assert not entries["ngram"]["needs_checkpoint"]
     assert all(entries[name]["summary"] for name in BUILT_IN)
+    needs = {name: entries[name]["checkpoint"] for name in BUILT_IN}
+    alone = {"none", "ngram", "suffix", "auto", "lookahead"}
+    assert {name for name, need in needs.items() if need is None} == alone
+    assert {name for name, need in needs.items() if need == "optional"} == {"medusa", "mtp"}
+    assert {name for name in BUILT_IN if entries[name]["kind"] == "token"} == {*alone, "draft_model"}
+    assert {name for name in BUILT_IN if entries[name]["stateful_across_requests"]} == {"suffix", "auto"}
+    assert not {name for name in BUILT_IN if entries[name]["own_cache"]} & {*alone, "medusa"}
 
 
 def test_the_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +42,7 @@ def test_the_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> No
 def test_facts_agree_with_the_drafter(name: str) -> None:
     method = find_method(name)
     traits, facts = method.make(method.options()).traits, method.facts
-    for fact in ("kind", "trees", "confidence", "stateful_across_requests"):
+    for fact in ("kind", "stop", "trees", "confidence", "stateful_across_requests", "sharding"):
         assert getattr(facts, fact) == getattr(traits, fact), fact
 
 

@@ -26,6 +26,7 @@ from draftwing.errors import ConfigError
         ({EAGLE_IDS: [1, 17, 31]}, (1, 17, 31), "inputs"),
         ({"eagle_config": {EAGLE_IDS: [1, 17, 28]}}, (2, 18, 29), "outputs"),
         ({"eagle_config": {EAGLE_IDS: [2, 16, 29]}}, (2, 16, 29), "inputs"),
+        ({"eagle_config": {EAGLE_IDS: [24, 30, 32]}}, (24, 30, 32), "inputs"),
         ({"target_layer_ids": [-1, 9, 17]}, (0, 10, 18), "outputs"),
     ],
 )
@@ -43,9 +44,9 @@ def test_a_reading_overrides_the_field(reading: Reading, states: tuple[int, ...]
     assert eagle_layers({EAGLE_IDS: [1, 3, 4]}, 8, reading).hidden_states == states
 
 
-@pytest.mark.parametrize("config", [{EAGLE_IDS: [2, 16, 32]}, {"eagle_config": {EAGLE_IDS: [24, 30, 32]}}])
+@pytest.mark.parametrize("config", [{EAGLE_IDS: [2, 16, 33]}, {"eagle_config": {EAGLE_IDS: [24, 32, 33]}}])
 def test_layers_that_are_not_there_are_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"inputs of layers; the target has hidden states 0 to 31 for it"):
+    with pytest.raises(ConfigError, match=r"inputs of layers; the target has hidden states 0 to 32 for it"):
         eagle_layers(config, 32)
 
 

@@ -34,6 +34,14 @@ def test_written_blocks_are_found_no_more() -> None:
     assert blocks.run([7, 3, 5], [ONE, TWO, THREE]) == 1
 
 
+def test_holes_are_what_is_not_filled_or_not_named() -> None:
+    blocks = filled()
+    assert blocks.holes([7, 3, 5, 9], [ONE, OTHER, THREE]) == [3, 9]
+    assert blocks.holes([3, 5], [TWO, THREE]) == []
+    blocks.spoil([7])
+    assert blocks.holes([7, 3], [ONE, TWO]) == [7]
+
+
 def test_only_the_named_part_of_a_table_is_filled() -> None:
     blocks = FilledBlocks()
     blocks.fill([7, 3, 5], [ONE, TWO, THREE], 1, 2)

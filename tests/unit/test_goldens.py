@@ -112,6 +112,18 @@ def test_changed_drafts_fail(tmp_path: Path) -> None:
     assert result.faults[0].startswith("vector_0, vLLM rule")
 
 
+@pytest.mark.parametrize("name", ["mtp_deepseek_v3", "mtp_qwen3_next"])
+def test_changed_modules_fail(name: str, tmp_path: Path) -> None:
+    def edit(meta: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tensors["recycled_hidden"][1, 0] += 0.01
+        tensors["e2e_drafts"][3, 0] += 1
+
+    result = run_case(edited(tmp_path, name, edit))
+    assert result.status == FAIL
+    for says in ("stored features, recycled hidden", "own features, recycled hidden", "round 3 draft"):
+        assert any(fault.startswith(says) for fault in result.faults)
+
+
 def test_changed_probabilities_fail_and_other_sets_are_run(tmp_path: Path) -> None:
     def keep_two(meta: dict[str, Any], tensors: dict[str, Any]) -> None:
         meta["args"]["parameter_sets"] = meta["args"]["parameter_sets"][5:7]

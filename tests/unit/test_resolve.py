@@ -101,7 +101,10 @@ def medusa(block: str, projection: str = "") -> Tensors:
     return found
 
 
-NEXT = {"mtp.fc.weight": (H, 2 * H), **{f"mtp.{n}.weight": (H,) for n in ("norm", "pre_fc_norm_hidden")}}
+NEXT = {
+    "mtp.fc.weight": (H, 2 * H),
+    **{f"mtp.{n}.weight": (H,) for n in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")},
+}
 MIMO = {f"model.mtp_layers.0.{n}.weight": (H, 2 * H) for n in ("input_proj", "token_layernorm", "final_layernorm")}
 SELECTOR = {
     "candidate_selector.predecessor_codebook.weight": (V, 3),
@@ -193,6 +196,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Shapes, str, str, str]] = {
     ),
     "mtp, MiMo": (
         {"model_type": "mimo", "num_hidden_layers": 2}, {**target(), **MIMO}, "target", "mtp", "mimo",
+    ),
+    "mtp, speculators": (
+        {"speculators_model_type": "mtp", **SPECULATORS},
+        {**layer("layers.0"), **{f"layers.0.{n}.weight": (H,) for n in ("input_proj", "token_layernorm")}},
+        "drafter", "mtp", "speculators",
     ),
     "mtp alone": ({"model_type": "deepseek_v3", "num_hidden_layers": 2}, nextn(), "drafter", "mtp", "deepseek_v3"),
     "a model saved without its outer module": (

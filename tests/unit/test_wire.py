@@ -67,7 +67,19 @@ emissions = st.builds(
 )
 counters = st.builds(EngineCounters, steps=i64, accepted_per_depth=tokens, finished=st.dictionaries(texts, i64))
 stats = st.builds(RankStats, pid=i64, kv_use=floats, last_step_age_s=st.none() | floats, counters=counters)
+opened = st.builds(messages.Opened, i64, requests)
+committed = st.builds(messages.Committed, ids, i64, i64, tokens)
+wanted = st.builds(messages.Wanted, ids, i64, i64, tokens, i64)
+drafts = st.builds(messages.RemoteDraft, ids, i64, i64, tokens, tokens, st.none() | st.lists(floats, max_size=5))
 any_message: st.SearchStrategy[Message] = st.one_of(
+    st.builds(
+        messages.DraftWork,
+        st.lists(opened, max_size=3),
+        st.lists(committed, max_size=3),
+        st.lists(ids, max_size=3),
+        st.lists(wanted, max_size=3),
+    ),
+    st.builds(messages.DraftsMade, st.lists(drafts, max_size=3), st.lists(ids, max_size=3), i64),
     st.builds(Submit, requests),
     st.builds(messages.Cancel, ids),
     st.builds(Ping, i64),

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwing_tuner.session import open_session
 
     session = open_session(config, clock=args.clock, out=args.out, tell=tell)
+    args.publish = args.publish or config.policy.profile or str(session.out / "profiles")
     {"all": _all, "measure": _measure, "collect": _collect}[args.what](args, session, budget)
     return 0
 
@@ -90,9 +91,8 @@ def _all(args: argparse.Namespace, session: Session, budget_s: float) -> None:
     from draftwing_tuner.report import command, document, print_result, write_report
     from draftwing_tuner.tuning import tune
 
-    uri = args.publish or session.config.policy.profile or str(session.out / "profiles")
     prompts = session.prompts(args.prompts)
-    tuned = tune(session, prompts, _params(args), uri, budget_s=budget_s, trials=args.trials)
+    tuned = tune(session, prompts, _params(args), args.publish, budget_s=budget_s, trials=args.trials)
     report, line = session.out / "report.html", command(session, tuned, args.config_file)
     write_report(session, tuned, report, line)
     if args.json:

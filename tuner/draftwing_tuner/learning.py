@@ -12,9 +12,7 @@ from draftwing.policy.artifact import AcceptanceRow, Artifact, ScheduleRow
 from draftwing.policy.cost import CostModel
 from draftwing.policy.table import row_for
 from draftwing_tuner.grid import Bounds
-from draftwing_tuner.search import DEFAULT, Bucket, Found, Replay, best_fixed
-
-CHAINS = tuple(DraftShape((1,) * k, k) for k in (1, 2, 3, 4, 6, 8))
+from draftwing_tuner.search import CHAINS, DEFAULT, Bucket, Found, Replay, best_fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,15 @@ def stored_shapes(artifact: Artifact | None) -> Callable[[Bucket], DraftShape | 
     return shape
 
 
-def settings(replay: Replay, found: Seq[Found]) -> list[Setting]:
+def settings(replay: Replay, found: Seq[Found], most_depth: int) -> list[Setting]:
     """The table beside plain decoding, every chain, the best single shape, and the default that nobody tuned."""
 
     def of(name: str, shape_in: Callable[[Found], DraftShape]) -> Setting:
         ratios = (replay.rate(one.bucket, shape_in(one)).per_ms / one.plain.per_ms for one in found)
         return Setting(name, tuple(ratios))
 
-    best, _ = best_fixed(replay, found)
-    deepest = max((one.shape.depth for one in found), default=0)
-    chains = [shape for shape in CHAINS if shape.depth <= max(deepest, DEFAULT.depth)]
+    best, _ = best_fixed(replay, found, most_depth)
+    chains = [shape for shape in CHAINS if shape.depth <= most_depth]
     return [
         of("plain decoding", lambda _: NO_DRAFT),
         *(of(f"fixed k={shape.depth}", lambda _, shape=shape: shape) for shape in chains),  # type: ignore[misc]

@@ -35,6 +35,7 @@ from draftwing_tuner.trace import Trace
 JOURNAL = "study.log"
 TRIALS = 24
 DEFAULT = DraftShape((1,) * 4, 4)
+CHAINS = tuple(DraftShape((1,) * k, k) for k in (1, 2, 3, 4, 6, 8))
 BLOCK = 32
 WIDEST, SECOND = 3, 2  # children of the root, and of its children: what traces hold
 
@@ -151,7 +152,7 @@ def search(
             show(bucket, done)
             study.optimize(lambda trial: _value(trial, replay, bucket, traits), n_trials=1)  # noqa: B023 (at once)
         found.append(_best(study, replay, bucket))
-    return _shared(found, replay)
+    return _shared(found, replay, traits)
 
 
 def _complete(study: optuna.Study) -> int:
@@ -210,9 +211,9 @@ def _best(study: optuna.Study, replay: Replay, bucket: Bucket) -> Found:
     return Found(bucket, shape, replay.rate(bucket, shape), replay.rate(bucket, NO_DRAFT), tried)
 
 
-def _shared(found: Seq[Found], replay: Replay) -> list[Found]:
-    """What was best in one bucket is tried in the others too, so that no single shape beats them all."""
-    shapes = sorted(dict.fromkeys(one.shape for one in found), key=lambda shape: shape.nodes)
+def _shared(found: Seq[Found], replay: Replay, traits: DrafterTraits) -> list[Found]:
+    """What was best in one bucket is tried in the others too, and so is every chain: no single one beats the table."""
+    shapes = sorted(candidates(found, traits.max_depth), key=lambda shape: shape.nodes)
 
     def better(one: Found) -> Found:
         shape = max(shapes, key=lambda s: (round(log(replay.rate(one.bucket, s).per_ms), 6), -s.nodes))
@@ -221,13 +222,17 @@ def _shared(found: Seq[Found], replay: Replay) -> list[Found]:
     return [better(one) for one in found]
 
 
-def best_fixed(replay: Replay, found: Seq[Found]) -> tuple[DraftShape, float]:
-    """The one shape that is best over all buckets, of those that any bucket tried, and its mean ratio to plain."""
-    shapes = dict.fromkeys(one.shape for one in found)
+def candidates(found: Seq[Found], most_depth: int) -> list[DraftShape]:
+    """Every bucket's best shape, and every chain."""
+    return list(dict.fromkeys([*(one.shape for one in found), *(s for s in CHAINS if s.depth <= most_depth)]))
+
+
+def best_fixed(replay: Replay, found: Seq[Found], most_depth: int) -> tuple[DraftShape, float]:
+    """The one shape that is best over all buckets, and its mean ratio to plain."""
 
     def mean(shape: DraftShape) -> float:
         ratios = [log(replay.rate(f.bucket, shape).per_ms / f.plain.per_ms) for f in found]
         return exp(sum(ratios) / len(ratios))
 
-    best = max(shapes, key=mean)
+    best = max(candidates(found, most_depth), key=mean)
     return best, mean(best)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwing.checkpoints.cache import Progress, cache_root
-from draftwing.commands.verify import prompt_texts, random_prompts
-from draftwing.config_models import Config
+from draftwing.config_models import Config, PolicyConfig
 from draftwing.engine.build import build_local
 from draftwing.engine.identity import profile_key
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
+from draftwing.prompts import prompt_texts, random_prompts
 from draftwing_tuner.bench import Clock
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -24,7 +24,10 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """key: of the profile. clock: name of the one that times. out: a folder that exists."""
+    """key: of the profile. clock: name of the one that times. out: a folder that exists.
+
+    config: with policy `off`, whatever it was: parts of tuning set the policies they need.
+    """
 
     config: Config
     engine: Engine
@@ -59,6 +62,7 @@ def open_session(config: Config, *, clock: str, out: Path | None, tell: Progress
 
     ConfigError where the CPU clock would not tell the time of a step.
     """
+    config = config.model_copy(update={"policy": PolicyConfig(mode="off")})
     engine, tokenizer = build_local(config, progress=tell)
     key = profile_key(config, engine)
     if clock == "cpu" and key["threads"] != "1":

@@ -50,4 +50,4 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         made.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         made.add_row(*row)
-    Console(highlight=False, width=None if Console().is_terminal else 120).print(made)
+    Console(highlight=False, width=None if Console().is_terminal else 160).print(made)

@@ -89,7 +89,7 @@ def tune(
         error=error,
         learned=learned,
         trace=trace,
-        replayed=tuple(settings(replay, learned.found)),
+        replayed=tuple(settings(replay, learned.found, session.engine.drafting.drafter.traits.max_depth)),
         levels=tuple(levels),
         schedule=tuple(schedule),
         uri=uri,
@@ -155,7 +155,7 @@ def _validate(
     until: float,
 ) -> list[Level]:
     drafter = session.config.drafter_name
-    shape, _ = best_fixed(replay, learned.found)
+    shape, _ = best_fixed(replay, learned.found, session.engine.drafting.drafter.traits.max_depth)
     policies: dict[str, Policy] = {PLAIN: OffPolicy()}
     if shape.nodes:
         policies[f"best single shape {shape_text(shape)}"] = FixedPolicy(drafter, shape)

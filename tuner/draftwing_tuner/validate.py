@@ -71,14 +71,26 @@ def validate(
 
 
 def withdrawn(rows: Seq[ScheduleRow], levels: Seq[Level], policy: str, clock: str) -> list[ScheduleRow]:
-    """The schedule, less the drafts of buckets whose level was slower than plain decoding beyond its interval."""
+    """The schedule, less the drafts of buckets that were slower than plain decoding beyond the interval.
+
+    A bucket between two levels has the verdict of the larger one: drafts gain less there.
+    """
     slower = {
-        level.concurrency
+        level.concurrency: bool(getattr(standing, clock).high < 1)
         for level in levels
         for standing in level.standings
-        if standing.policy == policy and getattr(standing, clock).high < 1
+        if standing.policy == policy
     }
-    return [replace(row, branching=(), nodes=0, tokens=1.0, margin=1.0) if row.batch in slower else row for row in rows]
+
+    def lost(batch: int) -> bool:
+        return slower[min((level for level in slower if level >= batch), default=max(slower))]
+
+    return [
+        replace(row, branching=(), nodes=0, tokens=1.0, rate=row.rate / row.margin, margin=1.0)
+        if slower and lost(row.batch)
+        else row
+        for row in rows
+    ]
 
 
 def _requests(prompts: Seq[Seq[int]], max_tokens: int, name: str) -> Iterator[Request]:

@@ -1,9 +1,9 @@
 """Which hidden states of its target a drafter takes, and what the ids in its configuration mean.
 
 Hidden state i of a target with N layers is the input of its layer i (0: the embeddings), which is the output of layer
-i - 1; state N comes after the final norm. An id k in a checkpoint means the input of layer k to some writers and the
-output of layer k to others, and taking one for the other shows in nothing but acceptance. So each field has the meaning
-that those who write it give it (below), and the option `layer_ids` overrides it.
+i - 1; state N is what the final norm gives, or, for EAGLE-3, what it takes. An id k in a checkpoint means the input of
+layer k to some writers and the output of layer k to others, and taking one for the other shows in nothing but
+acceptance. So each field has the meaning that those who write it give it (below); the option `layer_ids` overrides it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def eagle_layers(
 
     Top-level ids are inputs; those under `eagle_config` outputs, unless one is the number of layers or the first is 2;
     `target_layer_ids` (DeepSpec) outputs, -1 the embeddings; with none, the inputs of 2, half, and three before the
-    end. override: hidden states that an option names instead.
+    end. override: hidden states that an option names instead. Here state N is the last layer's raw output.
     """
     nested = (config.get("eagle_config") or {}).get(EAGLE_IDS)
     found: FeatureLayers
@@ -63,7 +63,7 @@ def eagle_layers(
         found = _read("target_layer_ids", own, "outputs", reading)
     else:
         found = _read("rule (2, N/2, N - 3)", (2, layers // 2, layers - 3), "inputs", reading, by_rule=True)
-    return _checked(found, layers - 1)
+    return _checked(found, layers)
 
 
 def block_layers(

@@ -69,10 +69,42 @@ def meta_model(values: Mapping[str, Any]) -> Any:
         raise ConfigError(f"config.json can't be used ({one_line(error)})") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What `load_model` needs to read a rank's share alone. whole: modules that each rank reads whole, against the
+    model's own plan. expert: experts lie whole."""
+
+    ranks: int
+    expert: bool
+    whole: tuple[str, ...]
+
+
+def _distributed(shares: Shares) -> Any:
+    """transformers' own description of shares. With experts its plans are joined: an empty one it refuses."""
+    from transformers import DistributedConfig
+
+    make: Any = DistributedConfig
+    return make(
+        tp_size=shares.ranks,
+        ep_size=shares.ranks if shares.expert else 1,
+        tp_plan=dict.fromkeys(shares.whole, "replicated_with_grad_allreduce") or None,
+    )
+
+
 def load_model(
-    folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device, attention: str, trust_remote_code: bool
+    folder: Path,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    trust_remote_code: bool,
+    shares: Shares | None = None,
 ) -> tuple[nn.Module, Any, LoadingReport]:
-    """The causal language model of a folder and its text config; weights come from memory-mapped safetensors."""
+    """The causal language model of a folder and its text config; weights come from memory-mapped safetensors.
+
+    shares: read this rank's alone; the process group must be there.
+    """
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -81,7 +113,8 @@ def load_model(
             folder,
             config=config,
             dtype=dtype,
-            device_map={"": device} if device.type != "cpu" else None,
+            device_map={"": device} if device.type != "cpu" and shares is None else None,
+            distributed_config=None if shares is None else _distributed(shares),
             attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,

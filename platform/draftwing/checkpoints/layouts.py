@@ -51,11 +51,12 @@ TOKEN_MAPS = ("token_map", "medusa_heads.token_map")
 
 # A tensor that shows a module for multi-token prediction, by the family that names it so.
 MTP = {
-    "qwen3_next": r"mtp\.fc\.weight",
-    "mimo": r"model\.mtp_layers\.\d+\.input_proj\.weight",
-    "deepseek_v3": r"model\.layers\.(\d+)\.eh_proj\.weight",
+    "qwen3_next": r"(?:\w+\.)+pre_fc_norm_embedding\.weight",
+    "mimo": r"model\.mtp_layers\.\d+\.token_layernorm\.weight",
+    "speculators": r"(?:\w+\.)+token_layernorm\.weight",
+    "deepseek_v3": r"(?:model\.)?layers\.(\d+)\.enorm\.weight",
 }
-MODULE = r"(?:mtp|model\.mtp_layers\.\d+|model\.layers\.\d+)\..+"
+MODULE = r"(?:mtp|(?:model\.)?(?:mtp_)?layers\.\d+)\..+"
 # Decoder layers of a whole language model, and those of one saved without its outer module.
 WHOLE = r"(?!mtp\.|medusa|blocks\.\d+\.layers\.)(?:\w+\.)+(?:layers|h|blocks)\.(\d+)\.(?:\w+\.)*\w+"
 BARE = r"(?:layers|h|blocks)\.(\d+)\.(?:\w+\.)*\w+"

@@ -133,7 +133,10 @@ def _layers(found: _Evidence, pattern: str) -> set[int]:
 
 def _whole(found: _Evidence) -> Layout | None:
     """A language model, with what it carries for drafting; or modules for multi-token prediction alone."""
-    mtp = next((family for family, pattern in MTP.items() if found.shows(pattern, f"an MTP module of {family}")), None)
+    mtp = next(
+        (family for family, pattern in MTP.items() if found.shows(pattern, f"an MTP module of {family}")),
+        None,
+    )
     modules = _layers(found, MTP["deepseek_v3"])
     if modules:
         mtp = _nextn_family(found, modules)

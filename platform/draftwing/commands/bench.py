@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from draftwing.checkpoints.methods import settle_methods
 from draftwing.commands.common import add_config_flags, config_from_args, help_of, print_json, say, tell
-from draftwing.commands.verify import prompt_texts, random_prompts
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError, SetupError
+from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
     from draftwing.engine.acceptance import Verifies

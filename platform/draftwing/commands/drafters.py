@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from draftwing.commands.common import print_json, say
 
 SCHEMA = 1
+CHECKPOINTS = {"required": "needed", "optional": "optional", None: "-"}
 
 
 def register(subparsers: Any) -> None:
@@ -29,27 +31,32 @@ def run(args: argparse.Namespace) -> int:
         print_json({"schema": SCHEMA, "drafters": entries})
         return 0
     width = max(len(entry["method"]) for entry in entries)
-    say(f"{'method':{width}}  {'checkpoint':10}  {'drafts':6}  {'confidence':10}  what it is")
+    say(
+        f"{'method':{width}}  {'checkpoint':10}  {'needs':13}  {'drafts':6}  {'confidence':10}  {'cache':5}  what it is"
+    )
     for entry in entries:
-        needed = "needed" if entry["needs_checkpoint"] else "-"
+        needs = "hidden states" if entry["kind"] == "feature" else "tokens"
         shape, sure = "trees" if entry["trees"] else "chains", "yes" if entry["confidence"] else "-"
-        say(f"{entry['method']:{width}}  {needed:10}  {shape:6}  {sure:10}  {entry['summary']}")
+        cache = "own" if entry["own_cache"] else "-"
+        say(
+            f"{entry['method']:{width}}  {CHECKPOINTS[entry['checkpoint']]:10}  {needs:13}  {shape:6}  {sure:10}  "
+            f"{cache:5}  {entry['summary']}"
+        )
     return 0
 
 
 def _entry(name: str, plugged: bool) -> dict[str, Any]:
+    """checkpoint: "required", "optional" (without one the target's own is read) or null."""
     from draftwing.drafters.registry import find_method
 
     method = find_method(name)
-    fields = method.options.model_fields
+    fields, facts = method.options.model_fields, asdict(method.facts)
+    required = "path" in fields and fields["path"].is_required()
     return {
         "method": name,
-        "summary": method.facts.summary,
         "plugged_in": plugged,
-        "kind": method.facts.kind,
-        "needs_checkpoint": "path" in fields and fields["path"].is_required(),
-        "trees": method.facts.trees,
-        "confidence": method.facts.confidence,
-        "stateful_across_requests": method.facts.stateful_across_requests,
+        **facts,
+        "needs_checkpoint": required,
+        "checkpoint": "required" if required else "optional" if "path" in fields else None,
         "options": sorted(fields),
     }

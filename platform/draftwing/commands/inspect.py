@@ -12,6 +12,7 @@ from draftwing.errors import ConfigError
 if TYPE_CHECKING:
     from draftwing.checkpoints.inspection import Inspection
     from draftwing.checkpoints.sizes import Part
+    from draftwing.engine.layer_probe import Verdict
 
 SCHEMA = 1
 
@@ -27,6 +28,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("path", metavar="PATH", help="folder, hub id or GGUF file")
     parser.add_argument("--revision", metavar="REV", help="of a hub id")
     parser.add_argument("--target", metavar="PATH", help="the model that a drafter is for, to name its hidden states")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="load both, and measure which reading of layer ids is right",
+    )
     parser.add_argument("--tensors", action="store_true", help="list the tensors too")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.set_defaults(run=run)
@@ -37,12 +43,51 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.path:
         raise ConfigError("PATH is empty; expected a folder, a hub id or a GGUF file")
+    if args.probe and not args.target:
+        raise ConfigError("--probe needs --target: the model that the drafter is for")
     found = inspect_checkpoint(args.path, args.revision, target=args.target, progress=tell)
+    verdict = None
+    if args.probe:
+        verdict = _probe(args, found)
+        found = inspect_checkpoint(args.path, args.revision, target=args.target, reading=verdict.chosen, progress=tell)
     if args.json:
-        print_json({"schema": SCHEMA, **document(found)})
+        print_json({"schema": SCHEMA, **document(found), **({"probe": _verdict(verdict)} if verdict else {})})
     else:
         _table(found, tensors=args.tensors)
+        if verdict:
+            say(f"probed: {verdict}")
     return 0
+
+
+def _probe(args: argparse.Namespace, found: Inspection) -> Verdict:
+    """Loads the target and its drafter."""
+    if found.features is None:
+        raise ConfigError(f"--probe: a drafter of method {found.layout.method} has no layer ids to be read two ways")
+    from draftwing.checkpoints.hub import resolve_model
+    from draftwing.config_models import Config
+    from draftwing.engine.build import prober
+    from draftwing.engine.layer_probe import probe_layer_ids
+    from draftwing.engine.loading import load_target
+    from draftwing.engine.tokenizer import load_tokenizer
+
+    entry = {"method": found.layout.method, "path": args.path, "revision": args.revision}
+    config = Config.model_validate({"model": {"path": args.target}, "drafters": [entry]})
+    folder = resolve_model(config.model, progress=tell)
+    target, tokenizer = load_target(folder), load_tokenizer(folder)
+    return probe_layer_ids(config, config.drafters[0], prober(target, tokenizer))
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    probes: dict[str, Any] = {
+        meaning: {
+            "hidden_states": list(probe.hidden_states),
+            "drafted": probe.drafted,
+            "accepted": probe.accepted,
+            "refused": probe.refused or None,
+        }
+        for meaning, probe in verdict.probes.items()
+    }
+    return {"chosen": verdict.chosen, "sure": verdict.sure, **probes}
 
 
 def document(found: Inspection) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +10,12 @@ from typing import TYPE_CHECKING, Any
 from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError
+from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
     from draftwing.testing.same_tokens import Comparison
 
 SCHEMA = 1
-PROMPTS = (
-    "The three laws of motion are",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "Once upon a time, in a village by the sea, there lived",
-    "Alice said: the cat sat on the mat. Bob said: the cat sat on the mat. Carol said:",
-)
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "seed": 7},
@@ -85,36 +78,6 @@ def run(args: argparse.Namespace) -> int:
         )
     engine.check()
     return _report(rows, config.policy.mode, len(prompts), as_json=args.json)
-
-
-def prompt_texts(path: Path | None) -> list[str]:
-    if path is None:
-        return list(PROMPTS)
-    texts = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {path} can't be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"--prompts {path} line {number} is not JSON: {error.msg}") from error
-        if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-            raise ConfigError(f'--prompts {path} line {number}: expected an object with a text "prompt"')
-        texts.append(entry["prompt"])
-    if not texts:
-        raise ConfigError(f"--prompts {path} holds no prompt")
-    return texts
-
-
-def random_prompts(vocab_size: int) -> list[list[int]]:
-    """Prompts for a target without tokenizer; each repeats a stretch, so that lookup finds something."""
-    draw = random.Random(0)
-    stretches = [[draw.randrange(vocab_size) for _ in range(length)] for length in (5, 9, 14, 23)]
-    return [stretch + stretch[: len(stretch) // 2] for stretch in stretches]
 
 
 def _report(rows: list[dict[str, Any]], mode: str, prompts: int, *, as_json: bool) -> int:

@@ -219,8 +219,9 @@ def _kind(sequence: SequenceView) -> str:
 def _within(shape: DraftShape, traits: DrafterTraits) -> DraftShape:
     """The shape as far as a drafter of these traits can fill it."""
     branching = shape.branching if traits.trees else (1,) * shape.depth
-    cut = DraftShape(branching, shape.nodes).cut(traits.max_depth, shape.nodes)
-    return DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching)))
+    paths = shape.paths if traits.trees else ()
+    cut = DraftShape(branching, shape.nodes, paths).cut(traits.max_depth, shape.nodes)
+    return DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching)), cut.paths)
 
 
 def _uniform(draft: object) -> DraftTree:

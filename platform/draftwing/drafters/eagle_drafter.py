@@ -31,6 +31,7 @@ class EagleDrafter(FeatureDrafter):
         if isinstance(options, Eagle3Options) and config.uses_aux:
             found = eagle_layers(checkpoint.config, target.layers, options.reading, options.layers)
             log.info("the drafter takes %s", found)
-            layers = found.hidden_states
+            raw_last = target.layers + 1  # as `FeatureTap` counts it
+            layers = tuple(raw_last if i == target.layers else i for i in found.hidden_states)
         head = EagleHead(checkpoint, target, config, layers)
         self.ready(head, target, dynamic=options.tree == "dynamic")

@@ -145,8 +145,8 @@ class EagleHead:
         self._pairs = not self._layers[0].wide  # EAGLE-1 joins embedding and hidden state by fc
         self._read_norms(weights, reader)
         own = weights.get("embed_tokens.weight")
-        embed: Any = target.model.get_input_embeddings()  # type: ignore[operator]
-        self._embed = embed if own is None else lambda tokens: embedding(tokens, own)
+        shared: Any = target.model
+        self._embed = shared.get_input_embeddings() if own is None else lambda tokens: embedding(tokens, own)
         self._read_vocabulary(weights, reader, target)
         self._check(target, own)
 
@@ -182,8 +182,8 @@ class EagleHead:
 
     def _read_vocabulary(self, weights: Weights, reader: CheckpointReader, target: TargetInfo) -> None:
         head = weights.get("lm_head.weight")
-        out: Any = target.model.get_output_embeddings()  # type: ignore[union-attr,operator]
-        self._lm_head = out if head is None else lambda x: linear(x, head)
+        shared: Any = target.model
+        self._lm_head = shared.get_output_embeddings() if head is None else lambda x: linear(x, head)
         self.target_ids: Tensor | None = None
         reader.skip(name for name in ("t2d",) if name in weights.names)
         size = target.vocab_size if head is None else len(head)

@@ -16,14 +16,17 @@ class FilledBlocks:
     def __init__(self) -> None:
         self._digests: dict[int, bytes] = {}
 
-    def run(self, table: Seq[int], chain: Seq[bytes]) -> int:
-        """How many of a table's first blocks hold the rows of its tokens."""
-        count = 0
-        for block, digest in zip(table, chain, strict=False):
-            if self._digests.get(block) != digest:
-                break
-            count += 1
-        return count
+    def run(self, table: Seq[int], chain: Seq[bytes], start: int = 0) -> int:
+        """How many of a table's first blocks hold the rows of its tokens, if those before `start` do."""
+        stop = min(len(table), len(chain))
+        while start < stop and self._digests.get(table[start]) == chain[start]:
+            start += 1
+        return start
+
+    def holes(self, table: Seq[int], chain: Seq[bytes]) -> list[int]:
+        """Blocks of a table, or of its end with the chain's, that do not hold the rows of its tokens."""
+        named = zip(table, chain, strict=False)
+        return [block for block, digest in named if self._digests.get(block) != digest] + list(table[len(chain) :])
 
     def fill(self, table: Seq[int], chain: Seq[bytes], start: int, stop: int) -> None:
         """Blocks start to stop of a table hold all rows of their tokens, as far as the chain names them."""

@@ -49,7 +49,10 @@ class Growing(Protocol):
 
 
 class Growth:
-    """Every child that the shape allows, in the order of levels until the node budget is used up."""
+    """Every child that the shape allows, in the order of levels until the node budget is used up.
+
+    Where the shape names its nodes, only those.
+    """
 
     def __init__(self, shape: DraftShape) -> None:
         self.shape = shape
@@ -58,6 +61,7 @@ class Growth:
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
         self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
         self._sources: list[DraftSources] = []
+        self._ranks: list[tuple[int, ...]] = [()]  # of the frontier, where the shape names its nodes
 
     @property
     def ended(self) -> bool:
@@ -74,11 +78,16 @@ class Growth:
         if sources is not None:
             self._sources.append(sources)
         width = min(self.shape.branching[self.paths.shape[1]], tokens.shape[1])
-        rows, columns = np.nonzero(tokens[:, :width] < vocab_size)
+        wanted = tokens[:, :width] < vocab_size
+        if named := self.shape.paths:
+            wanted &= np.array([[(*ranks, rank) in named for rank in range(width)] for ranks in self._ranks])
+        rows, columns = np.nonzero(wanted)
         room = self.shape.nodes - self.size
         rows, columns = rows[:room], columns[:room]
         chosen = tokens[rows, columns]
         self._levels.append((chosen, self.frontier[rows], confidences[rows, columns].astype(np.float32, copy=False)))
+        if self.shape.paths:
+            self._ranks = [(*self._ranks[row], rank) for row, rank in zip(rows.tolist(), columns.tolist(), strict=True)]
         self.frontier = np.arange(self.size, self.size + len(rows))
         self.paths = np.concatenate([self.paths[rows], chosen[:, None]], axis=1)
         self.size += len(rows)

@@ -48,7 +48,8 @@ class StaticTree:
 
 @lru_cache(maxsize=1024)
 def static_tree(shape: DraftShape, choices: Choices | None) -> StaticTree:
-    """The paths of `choices`, or all of the shape, that fit into the shape; the first ones if they are too many."""
+    """The shape's own paths, else those of `choices` that fit into it, else all of it; the first of too many."""
+    choices = shape.paths or choices
     paths: list[tuple[int, ...]] = []
     for depth in range(1, shape.depth + 1):
         room = shape.nodes - len(paths)
@@ -134,7 +135,8 @@ class MedusaDrafter:
             lag = length - 1 - state.seen  # the last of `length` tokens is the root, which was not run yet
             widths = tuple(min(width, self._target.vocab_size) for width in shape.branching)
             tree = static_tree(
-                DraftShape(widths, shape.nodes).cut(self.traits.max_depth - lag, shape.nodes), self._choices
+                DraftShape(widths, shape.nodes, shape.paths).cut(self.traits.max_depth - lag, shape.nodes),
+                self._choices,
             )
             if lag >= 0 and len(tree.ranks):
                 state.sampled.follow(sequence)

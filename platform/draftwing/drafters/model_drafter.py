@@ -9,8 +9,10 @@ Shapes: B sequences of a call, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -56,6 +58,7 @@ class State:
 class Growing:
     """A draft while it grows. tokens: prompt, output and hypothetical base, the root last. last: it grows no more."""
 
+    sequence: SequenceView
     state: State
     tokens: list[int]
     slots: IntArray
@@ -121,7 +124,7 @@ class ModelDrafter:
         for sequence, draft in zip(sequences, drafts, strict=True):
             if draft is not None:
                 chain = max(draft.growth.shape.branching) == 1
-                draft.state.chained = draft.growth.size - 1 if chain and base is None else 0
+                draft.state.chained = max(draft.growth.size - 1, 0) if chain and base is None else 0
                 draft.state.kv_len = min(draft.state.kv_len, len(sequence.tokens))
         return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
 
@@ -133,8 +136,7 @@ class ModelDrafter:
             if (state := self._states.get(sequence.id)) is not None:
                 state.kv_len = min(state.kv_len + min(state.chained, len(outcome.nodes)), len(sequence.tokens) - 1)
                 state.chained = 0
-                self._filled.fill(sequence.table, sequence.chain, state.filled, state.kv_len // self._block_tokens)
-                state.filled = state.kv_len // self._block_tokens
+                self._note(sequence, state)
 
     def release(self, sequence: SequenceView) -> None:
         self._states.pop(sequence.id, None)
@@ -147,12 +149,26 @@ class ModelDrafter:
             return None
         state = self._states.get(sequence.id)
         if state is None:
-            found = self._filled.run(sequence.table, sequence.chain)
-            sampled = Sampled.of(sequence, self._target.eos_token_ids)
-            state = self._states[sequence.id] = State(sampled, found * self._block_tokens, filled=found)
-        self._filled.spoil(sequence.table[state.kv_len // self._block_tokens :])
+            state = self._states[sequence.id] = State(Sampled.of(sequence, self._target.eos_token_ids))
+        state.kv_len = min(state.kv_len, len(sequence.tokens) - 1)  # asked again without a commit
+        self._skip(sequence, state)
+        first = state.kv_len // self._block_tokens
+        self._filled.spoil(self._filled.holes(sequence.table[first:], sequence.chain[first:]))
         state.sampled.follow(sequence)
-        return Growing(state, tokens, slots, Growth(shape))
+        return Growing(sequence, state, tokens, slots, Growth(shape))
+
+    def _skip(self, sequence: SequenceView, state: State) -> None:
+        """Go on behind what another sequence has filled, but for the root, whose row is always run."""
+        found = self._filled.run(sequence.table, sequence.chain, state.kv_len // self._block_tokens)
+        found = min(found, (len(sequence.tokens) - 1) // self._block_tokens)
+        if found * self._block_tokens > state.kv_len:
+            state.kv_len, state.filled = found * self._block_tokens, found
+
+    def _note(self, sequence: SequenceView, state: State) -> None:
+        """Its full blocks are filled."""
+        whole = min(state.kv_len, len(sequence.tokens)) // self._block_tokens
+        self._filled.fill(sequence.table, sequence.chain, state.filled, whole)
+        state.filled = whole
 
     def _grow(self, level: list[Growing], depth: int) -> None:
         """One level deeper: run what the frontier needs, and give each of its nodes its children."""
@@ -166,10 +182,47 @@ class ModelDrafter:
             draft.last = draft.growth.ended
 
     def _catch_up(self, level: list[Growing]) -> list[SequenceRows]:
-        """Run all but the last rows up to each root; the rows that are left, which end with the root."""
-        while behind := [d for d in level if len(d.tokens) - d.state.kv_len > CHUNK]:
-            self._model.forward([self._committed(draft, CHUNK, wanted=0) for draft in behind])
+        """Run all but the last rows up to each root; the rows that are left, which end with the root.
+
+        Rows that several lack in one block are run by the first of them, and the others go on behind it; as all do
+        behind a block that another has filled.
+        """
+        while parts := self._early(level):
+            self._model.forward([self._committed(draft, count, wanted=0) for draft, count in parts])
+            for draft, _ in parts:
+                self._note(draft.sequence, draft.state)
+            for draft in level:
+                self._skip(draft.sequence, draft.state)
         return [self._committed(draft, len(draft.tokens) - draft.state.kv_len, wanted=1) for draft in level]
+
+    def _early(self, level: list[Growing]) -> list[tuple[Growing, int]]:
+        """Who has rows to run before those that end with the root, and how many: long runs, and blocks others need."""
+        size = self._block_tokens
+        needs = [self._need(draft) for draft in level]
+        askers = Counter(block for need, _ in needs for block in need)
+        parts: list[tuple[Growing, int]] = []
+        taken: set[int] = set()
+        for draft, (need, whole) in zip(level, needs, strict=True):
+            mine = need[: next((i for i, block in enumerate(need) if block in taken), len(need))]
+            shared = max((i for i, block in enumerate(mine, 1) if askers[block] > 1), default=0)
+            if mine == need and not whole:
+                shared = len(need)
+            start, root = draft.state.kv_len, len(draft.tokens) - 1
+            far = root if mine == need and root - start >= CHUNK else start
+            stop = min((start // size + shared) * size if shared else far, root, start + CHUNK)
+            if stop > start:
+                parts.append((draft, stop - start))
+                taken |= set(mine[:shared])
+        return parts
+
+    def _need(self, draft: Growing) -> tuple[list[int], bool]:
+        """Blocks that the draft is to fill up to its root, or before one that is filled; whether that is the root's."""
+        size = self._block_tokens
+        part = slice(draft.state.kv_len // size, -(-len(draft.tokens) // size))
+        table = draft.sequence.table[part]
+        holes = set(self._filled.holes(table, draft.sequence.chain[part]))
+        need = list(takewhile(holes.__contains__, table))
+        return need, len(need) == len(table)
 
     def _committed(self, draft: Growing, count: int, wanted: int) -> SequenceRows:
         start = draft.state.kv_len

@@ -19,6 +19,7 @@ from torch.nn.functional import embedding, linear
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.weights import Weights
 from draftwing.engine import attention
+from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
 
 Run = Callable[[Tensor], Tensor]
@@ -54,7 +55,7 @@ class MtpModule:
     embedding: Run
     embedding_norm: nn.Module
     hidden_norm: nn.Module
-    join: nn.Linear
+    join: nn.Module
     hidden_first: bool
     layer: nn.Module
     norm: nn.Module
@@ -109,21 +110,21 @@ def _read(weights: Weights, naming: Naming, prefix: str, of_layer: str, target: 
     model: Any = target.model
     layer = _layer(weights, of_layer, model.get_decoder(), index)
     size = target.hidden_size
-
-    def norm(*names: str) -> nn.Module:
+    own = nn.ModuleDict({"layer": layer, "join": weights.linear(f"{prefix}{naming.join}", 2 * size, size)})
+    for role, names in (("embedding", (naming.embedding,)), ("hidden", (naming.hidden,)), ("out", naming.norm)):
         found = next((name for name in names if f"{prefix}{name}.weight" in weights), names[0])
-        made: nn.Module = copy.deepcopy(layer.input_layernorm)  # the family's own kind
-        made.weight = nn.Parameter(weights.take(f"{prefix}{found}.weight", size), requires_grad=False)
-        return made
-
+        norm = copy.deepcopy(layer.input_layernorm)  # the family's own kind
+        norm.weight = nn.Parameter(weights.take(f"{prefix}{found}.weight", size), requires_grad=False)
+        own[role] = norm
+    speed_up(own, compile_kernel=target.compile)
     return MtpModule(
         embedding=_shared(weights, [prefix + EMBEDDING], model.get_input_embeddings(), target, embedding),
-        embedding_norm=norm(naming.embedding),
-        hidden_norm=norm(naming.hidden),
-        join=weights.linear(f"{prefix}{naming.join}", 2 * size, size),
+        embedding_norm=own["embedding"],
+        hidden_norm=own["hidden"],
+        join=own["join"],
         hidden_first=prefix.startswith(HIDDEN_FIRST),
-        layer=layer,
-        norm=norm(*naming.norm),
+        layer=own["layer"],
+        norm=own["out"],
         output=_shared(weights, [prefix + name for name in OUTPUT], model.get_output_embeddings(), target, linear),
     )
 

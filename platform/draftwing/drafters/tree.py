@@ -38,6 +38,23 @@ def full_size(branching: Seq[int]) -> int:
     return size
 
 
+def shape_of(paths: Iterable[tuple[int, ...]]) -> DraftShape:
+    """The shape of one static tree. ValueError unless every node's parent and elder siblings are in it too."""
+    ordered = tuple(sorted(set(paths), key=lambda path: (len(path), path)))
+    known = {(), *ordered}
+    for path in ordered:
+        for needed in (path[:-1], *((*path[:-1], path[-1] - 1) for _ in range(path[-1] > 0))):
+            if needed not in known:
+                raise ValueError(f"the tree has the node {_text(path)} but not {_text(needed)}")
+    depth = max(map(len, ordered), default=0)
+    widths = tuple(1 + max(path[d] for path in ordered if len(path) > d) for d in range(depth))
+    return DraftShape(widths, len(ordered), ordered)
+
+
+def _text(path: tuple[int, ...]) -> str:
+    return ".".join(map(str, path))
+
+
 def truncated(tree: DraftTree, nodes: int) -> DraftTree:
     """The first `nodes` nodes; parents precede children, so none is orphaned."""
     if len(tree) <= nodes:

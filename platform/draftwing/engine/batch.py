@@ -24,7 +24,7 @@ class SequenceRows:
 
     tokens [n]: token of each row. parents [n]: row this row follows, -1 for the first; parents precede children.
     slots [kv_len + n]: cache slots of the committed rows, then of these rows. kv_len: committed rows in the cache.
-    wanted: the last `wanted` rows return logits.
+    wanted: the last `wanted` rows return logits. key: the same for one sequence in every step, -1 where nobody says.
     """
 
     tokens: IntArray
@@ -32,6 +32,7 @@ class SequenceRows:
     slots: IntArray
     kv_len: int
     wanted: int
+    key: int = -1
 
     def __post_init__(self) -> None:
         if len(self.slots) != self.kv_len + len(self.tokens) or len(self.parents) != len(self.tokens):

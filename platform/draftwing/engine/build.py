@@ -9,26 +9,38 @@ from draftwing.checkpoints.memory import available_bytes
 from draftwing.checkpoints.methods import settle_methods
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.auto import AutoDrafter
-from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterTraits, TargetInfo
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
+from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
+from draftwing.engine.identity import profile_key
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
+from draftwing.engine.shares import Ranks
 from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
 from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
-from draftwing.policy.modes import parse_mode
+from draftwing.policy.artifact import read_artifact
+from draftwing.policy.base import Policy
+from draftwing.policy.modes import OffPolicy, parse_mode
+from draftwing.policy.profile import profile_of
+from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
 SMALLEST_CACHE = 1024  # tokens; with less, serving makes no sense
 
 
-def build_local(config: Config, *, progress: Progress | None = None) -> tuple[Engine, TextTokenizer | None]:
+def build_local(
+    config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None
+) -> tuple[Engine, TextTokenizer | None]:
     """Load everything a config names; the tokenizer is None where the model has none.
+
+    drafter: as for `bound_drafter`; a placement is that of a server, without one the drafter runs here.
 
     ConfigError or SetupError, before anything heavy where it can be known.
     """
@@ -50,12 +62,12 @@ def build_local(config: Config, *, progress: Progress | None = None) -> tuple[En
         threads=config.model.cpu_threads,
     )
     tokenizer = load_tokenizer(folder)
-    return engine_for(config, target, decoder=tokenizer, progress=tell), tokenizer
+    return engine_for(config, target, decoder=tokenizer, progress=tell, drafter=drafter), tokenizer
 
 
-def build_engine(config: Config, *, progress: Progress | None = None) -> Engine:
+def build_engine(config: Config, *, progress: Progress | None = None, drafter: Drafter | None = None) -> Engine:
     """The engine of `build_local` alone, for a rank: text comes and goes as tokens there."""
-    return build_local(config, progress=progress)[0]
+    return build_local(config, progress=progress, drafter=drafter)[0]
 
 
 def engine_for(
@@ -65,21 +77,80 @@ def engine_for(
     decoder: TextTokenizer | None = None,
     progress: Progress | None = None,
     drafter: Drafter | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """An engine around a loaded target. SetupError when its cache doesn't fit into memory.
 
-    drafter: as for `bound_drafter`.
+    drafter: as for `bound_drafter`. ranks: those that share the target, whose rank 0 this is; it drafts alone.
     """
     tell = progress or silent
     config = settle_methods(config)
+    config = settle_layers(config, prober(target, decoder, ranks), tell)
     layers = probe_layers(target.model, target.device)
     speed_up(target.model, compile_kernel=config.model.compile, quantization=config.model.quantization, tell=tell)
-    context = min(config.limits.context or target.context_length, target.context_length)
+    context = context_of(config, target)
     drafter = bound_drafter(config, target, context, decoder, tell, drafter)
-    per_token = kv_bytes_per_slot(layers, target.dtype) + drafter.traits.kv_bytes_per_token
-    pool = plan_cache(config, target, per_token, context)
-    tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
+    pool, own = paged(config, target, layers, drafter.traits.kv_bytes_per_token, tell, ranks)
     drafter.reserve(pool.blocks, pool.block_tokens)
+    runner = own if ranks is None else ranks.leading(own, pool)
+    placement = config.drafters[0].placement if config.drafters else None
+    limits = Limits(
+        config.limits.sequences,
+        config.limits.queue,
+        config.limits.batch_tokens,
+        config.limits.prefill_chunk,
+        lanes=2 if placement is not None and placement.mode == "alternate" else 1,
+    )
+    facts = TargetFacts(context, target.eos_token_ids, decoder)
+    rejection = config.sampling == "rejection"
+    tap = FeatureTap(target.model, drafter.traits.hidden_layers) if drafter.traits.hidden_layers else None
+    engine = assemble(
+        runner, facts, pool=pool, limits=limits, drafter=drafter, policy=OffPolicy(), rejection=rejection, tap=tap
+    )
+    engine.policy = _policy(config, engine, drafter.traits)
+    return engine
+
+
+def _policy(config: Config, engine: Engine, traits: DrafterTraits) -> Policy:
+    """ConfigError where the profile is of something else than this engine."""
+    settings, profile = config.policy, None
+    if settings.profile is not None:
+        profile = profile_of(read_artifact(settings.profile, profile_key(config, engine)))
+    tpot_ms = None if settings.targets is None else settings.targets.tpot_ms
+    return parse_mode(settings.mode, config.drafter_name, traits, profile, tpot_ms)
+
+
+def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:
+    """Tries readings of layer ids on a target that is one process's own, on the built-in prompts."""
+
+    def make(config: Config) -> Engine:
+        if ranks is not None:
+            raise ConfigError(
+                "layer_ids is 'probe', which a target on several ranks can't do; run draftwing inspect --probe once "
+                "and set layer_ids to what it finds"
+            )
+        return engine_for(config, target, decoder=decoder)
+
+    return Prober(make, [decoder.encode(text) for text in PROMPTS] if decoder else random_prompts(target.vocab_size))
+
+
+def context_of(config: Config, target: LoadedTarget) -> int:
+    """Most tokens of a request, prompt and output together."""
+    return min(config.limits.context or target.context_length, target.context_length)
+
+
+def paged(
+    config: Config,
+    target: LoadedTarget,
+    layers: list[KVShape],
+    drafting: int,
+    tell: Progress = silent,
+    ranks: Ranks | None = None,
+) -> tuple[BlockPool, ModelRunner]:
+    """The cache's bookkeeping and the target's runner over its pages. drafting: bytes a token of the drafter's."""
+    per_token = kv_bytes_per_slot(layers, target.dtype) + drafting
+    pool = plan_cache(config, target, per_token, context_of(config, target), ranks)
+    tell(f"cache of {pool.tokens} tokens, {pool.tokens * per_token / 2**20:.0f} MiB")
     runner = ModelRunner(
         target.model,
         slots=pool.tokens,
@@ -88,16 +159,7 @@ def engine_for(
         dtype=target.dtype,
         vocab_size=target.vocab_size,
     )
-    policy = parse_mode(config.policy.mode, config.drafter_name, drafter.traits)
-    limits = Limits(
-        config.limits.sequences, config.limits.queue, config.limits.batch_tokens, config.limits.prefill_chunk
-    )
-    facts = TargetFacts(context, target.eos_token_ids, decoder)
-    rejection = config.sampling == "rejection"
-    tap = FeatureTap(target.model, drafter.traits.hidden_layers) if drafter.traits.hidden_layers else None
-    return assemble(
-        runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
-    )
+    return pool, runner
 
 
 def bound_drafter(
@@ -114,15 +176,15 @@ def bound_drafter(
     """
     info = target_info(config, target, context, tokenizer)
     entries = config.drafters or [DrafterConfig(method="none")]
-    drafters = {entry.name: _bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
+    drafters = {entry.name: bound(entry, i, info, config.model.path, tell, drafter) for i, entry in enumerate(entries)}
     chooser = drafters.pop(config.drafter_name or "none")
     if isinstance(chooser, AutoDrafter):
         chooser.drafters = drafters
     return chooser
 
 
-def _bound(
-    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None
+def bound(
+    entry: DrafterConfig, index: int, info: TargetInfo, target_path: str, tell: Progress, given: Drafter | None = None
 ) -> Drafter:
     """One drafter with its checkpoint, if its method reads one. ConfigError names the entry by its index."""
     method, options = check_drafter(entry, index)
@@ -146,13 +208,15 @@ def target_info(config: Config, target: LoadedTarget, context: int, tokenizer: T
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         compile=config.model.compile,
-        model=target.model,
+        model=target.model if target.ends is None else target.ends,
         tokenizer=tokenizer,
         rejection=config.sampling == "rejection",
     )
 
 
-def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: int) -> BlockPool:
+def plan_cache(
+    config: Config, target: LoadedTarget, per_token: int, context: int, ranks: Ranks | None = None
+) -> BlockPool:
     """A pool of `cache.tokens`, else of what memory allows and the limits can use. SetupError names both numbers.
 
     per_token: bytes of one token in the target's pages and the drafter's.
@@ -168,11 +232,15 @@ def plan_cache(config: Config, target: LoadedTarget, per_token: int, context: in
                 f"{free / 2**20:.0f} MiB are available; lower cache.tokens or free memory"
             )
     else:
-        fraction = CPU_CACHE_FRACTION if target.device.type == "cpu" else config.cache.gpu_fraction
+        fraction = config.cache.gpu_fraction
+        if target.device.type == "cpu":  # which the ranks of one machine share
+            fraction = CPU_CACHE_FRACTION / (1 if ranks is None else ranks.size)
         tokens = min(int(free * fraction) // per_token, useful)
         if tokens < min(SMALLEST_CACHE, useful):
             raise SetupError(
                 f"too little memory for the KV cache: {fraction:.0%} of the {free / 2**20:.0f} MiB available hold "
                 f"{tokens} tokens; free memory, or set cache.tokens"
             )
+    if ranks is not None:
+        tokens = ranks.least(tokens)
     return BlockPool(max(-(-tokens // size), 1), size, prefix=config.cache.prefix)

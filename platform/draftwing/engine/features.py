@@ -35,12 +35,19 @@ class FeatureTap:
             )
         self._layers = tuple(layers)
         self._held: dict[int, Tensor] = {}
+        self._hooks = []
         for layer in set(layers):
             if layer == count:
-                decoder.register_forward_hook(lambda _, __, out: self._hold(count, out[0]))
+                self._hooks.append(decoder.register_forward_hook(lambda _, __, out: self._hold(count, out[0])))
             else:
                 module = decoder.norm if layer > count else decoder.layers[layer]
-                module.register_forward_pre_hook(self._before(layer), with_kwargs=True)
+                self._hooks.append(module.register_forward_pre_hook(self._before(layer), with_kwargs=True))
+
+    def close(self) -> None:
+        """Take nothing any more: the model serves another engine from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._held.clear()
 
     def _before(self, layer: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,12 +14,16 @@ from draftwing.checkpoints.memory import available_bytes, machine_bytes
 from draftwing.checkpoints.model_folder import ModelFolder, inspect, read_json
 from draftwing.checkpoints.supported import VERIFIED, check_rope
 from draftwing.checkpoints.weight_files import WeightFiles
+from draftwing.config_models import ParallelConfig
 from draftwing.engine import attention
+from draftwing.engine.shares import Ranks, WholeEnds, cut_modules
+from draftwing.engine.split import split_of
 from draftwing.errors import ConfigError, SetupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # What a process needs beside its weights: torch itself, activations, a first KV cache.
 HEADROOM = 400_000_000
+ONE_RANK = ParallelConfig()
 STORED = {"F64": torch.float32, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -28,7 +32,7 @@ class LoadedTarget:
     """A target ready to run.
 
     config: transformers' text config. eos_token_ids: any of them ends a request. context_length: positions the model
-    was made for, prompt and output together.
+    was made for, prompt and output together. ends: where drafters take its embedding and head from, if not from model.
     """
 
     model: nn.Module
@@ -38,6 +42,7 @@ class LoadedTarget:
     context_length: int
     device: torch.device
     dtype: torch.dtype
+    ends: nn.Module | None = None
 
 
 def choose_device(device: str) -> torch.device:
@@ -73,9 +78,11 @@ def choose_dtype(dtype: str, weights: WeightFiles, device: torch.device) -> torc
     return chosen
 
 
-def check_memory(folder: ModelFolder, weights: WeightFiles, dtype: torch.dtype, device: torch.device) -> None:
-    """SetupError, naming what is needed and what is there, when the weights won't fit."""
-    needed = int(1.05 * weights.bytes_as(dtype.itemsize)) + HEADROOM
+def check_memory(
+    folder: ModelFolder, weights: WeightFiles, dtype: torch.dtype, device: torch.device, ranks: int = 1
+) -> None:
+    """SetupError, naming what is needed and what is there, when this rank's share of the weights won't fit."""
+    needed = int(1.05 * weights.bytes_as(dtype.itemsize)) // ranks + HEADROOM
     free = available_bytes(device)
     if needed <= free:
         return
@@ -137,6 +144,7 @@ def preflight(
     device: str = "auto",
     quantization: str | None = None,
     trust_remote_code: bool = False,
+    ranks: int = 1,
 ) -> tuple[torch.device, torch.dtype]:
     """Everything that `load_target` would refuse and that can be known before a weight is read, in milliseconds."""
     _, weights = inspect(folder.path, trust_remote_code=trust_remote_code)
@@ -148,7 +156,7 @@ def preflight(
             f"{where.type}; int8 and int4 need a CPU and float32: "
             "set model.device: cpu and model.dtype: float32"
         )
-    check_memory(folder, weights, kind, where)
+    check_memory(folder, weights, kind, where, ranks)
     return where, kind
 
 
@@ -161,17 +169,24 @@ def load_target(
     trust_remote_code: bool = False,
     attn_implementation: str = attention.NAME,
     threads: int | None = None,
+    parallel: ParallelConfig = ONE_RANK,
+    ranks: Ranks | None = None,
 ) -> LoadedTarget:
     """Load a folder's causal language model for the engine.
 
     dtype: auto (float32 on a CPU, else as stored), float32, bfloat16, float16. device: auto, cpu, cuda.
-    threads: torch's threads for this process.
+    threads: torch's threads for this process. ranks: load this rank's share alone, cut as `parallel` says.
     ConfigError or SetupError, before any weight is read, for a model that can't be served here.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     where, kind = preflight(
-        folder, dtype=dtype, device=device, quantization=quantization, trust_remote_code=trust_remote_code
+        folder,
+        dtype=dtype,
+        device=device,
+        quantization=quantization,
+        trust_remote_code=trust_remote_code,
+        ranks=parallel.ranks,
     )
     hf.quiet()
     attention.register()
@@ -182,6 +197,7 @@ def load_target(
             f"{folder.source} has Python code of its own whose attention Draftwing can't replace; "
             "it needs a version of the model that transformers supports itself"
         )
+    split = None if ranks is None else split_of(hf.meta_model(config.to_dict()), parallel, folder.source)
     model, text, report = hf.load_model(
         folder.path,
         config,
@@ -189,8 +205,13 @@ def load_target(
         device=where,
         attention=attn_implementation,
         trust_remote_code=trust_remote_code,
+        shares=None if split is None else hf.Shares(split.ranks, split.expert, split.whole),
     )
     _check_report(folder, report, int(text.num_hidden_layers))
+    ends = None
+    if ranks is not None and split is not None:
+        ends = WholeEnds(model, folder.path, kind, where)
+        cut_modules(model, split, ranks.rank, ranks.group)
     return LoadedTarget(
         model=model.eval().requires_grad_(False),
         config=text,
@@ -199,4 +220,5 @@ def load_target(
         context_length=context_length(folder, text),
         device=where,
         dtype=kind,
+        ends=ends,
     )

@@ -19,7 +19,7 @@ def logprobs(logits: Tensor, rows: IntArray, tokens: list[int], alternatives: in
         return []
     values = logits[torch.from_numpy(rows).to(logits.device)].float()
     peaks = Peaks.of(values)
-    norms = (peaks.maximum + peaks.mass().log())[:, None]
+    norms = (peaks.maximum + peaks.whole(torch.ones_like(peaks.maximum, dtype=torch.bool)).log())[:, None]
     own = (values.gather(1, torch.tensor(tokens, device=values.device)[:, None]) - norms)[:, 0].tolist()
     shown = _best(peaks, norms, alternatives) if alternatives else [[] for _ in tokens]
     return [TokenLogprob(*entry) for entry in zip(tokens, own, shown, strict=True)]

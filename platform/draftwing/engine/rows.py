@@ -82,7 +82,7 @@ def _rows(sequence: Sequence, tokens: IntArray, parents: IntArray, wanted: int, 
         raise RuntimeError(
             f"no cache blocks for {len(tokens)} rows of {sequence.id}; the scheduler must hold them first"
         )
-    return SequenceRows(tokens, parents, pool.slots(sequence.table, end), sequence.kv_len, wanted)
+    return SequenceRows(tokens, parents, pool.slots(sequence.table, end), sequence.kv_len, wanted, sequence.arrival)
 
 
 def _wanted(sequences: list[Sequence], batch: list[SequenceRows]) -> Layout:

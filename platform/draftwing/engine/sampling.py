@@ -18,13 +18,15 @@ import torch
 from draftwing.core import IntArray
 from draftwing.engine.cuts import Cut, find_cut
 from draftwing.engine.noise import MAX_GUMBEL, draws, gumbel_of, least_draw, reaching, streams
+from draftwing.engine.nucleus import Nucleus
 from draftwing.engine.processors import SampleRows, divisors, edit, process, to_device
-from draftwing.engine.selection import Peaks, best_of, nonzero
+from draftwing.engine.selection import Entries, Peaks, best_of, nonzero
 
 _CHUNK = 1 << 26  # logits processed at once; bounds memory
-_CPU_CHUNK = 1 << 20  # fewer, so that they stay in a cache
+_CPU_CHUNK = 1 << 21  # fewer, so that they stay in a cache
 _HEAD = 32
 _SAMPLED = 32  # of so many blocks one is looked at
+_MORE = 2.0  # finds e**2 times as many entries
 _CROWDED = 0.15  # share of entries in reach above which hashing all is cheaper than finding them
 
 
@@ -57,21 +59,28 @@ def probabilities(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     """The distribution each row's token is drawn from, float32 [M, V]; one-hot at temperature 0, NaN if not finite."""
     values = process(logits, rows)
     peaks = Peaks.of(values)
+    finite = peaks.maximum.isfinite()
     cut = find_cut(peaks, rows)
-    probs = (values if cut is None else cut.apply(values)).softmax(-1)
-    greedy = to_device(rows.parameter("temperature") == 0, values) & peaks.maximum.isfinite()
+    kept = values if cut is None else cut.apply(values)
+    top_p = to_device(rows.parameter("top_p", np.float64), values)
+    if len(some := nonzero((top_p < 1) & finite)):
+        nucleus = Nucleus.of(peaks.take(some), None if cut is None else cut.take(some), top_p[some])
+        kept = kept.index_copy(0, some, nucleus.full().apply(kept[some]))
+    probs = kept.softmax(-1)
+    greedy = to_device(rows.parameter("temperature") == 0, values) & finite
     probs[greedy] = torch.nn.functional.one_hot(peaks.argmax()[greedy], values.shape[1]).float()
     return probs
 
 
 def _alike(rows: SampleRows, logits: torch.Tensor) -> Iterator[IntArray]:
-    """Rows that are chosen together: the plainly greedy ones, the other greedy ones, those with noise."""
+    """Rows that are chosen together: the plainly greedy ones, the other greedy ones, those with noise, with top_p."""
     plain = np.array([s.params.plain_greedy for s in rows.sequences], dtype=np.bool_)[rows.seq_of_row]
     noisy = rows.parameter("temperature") > 0
     if plain.any():
         yield np.flatnonzero(plain)
+    nucleus = rows.parameter("top_p") < 1
     size = max(1, (_CPU_CHUNK if logits.device.type == "cpu" else _CHUNK) // logits.shape[1])
-    for kind in (~plain & ~noisy, noisy):
+    for kind in (~plain & ~noisy, noisy & ~nucleus, noisy & nucleus):
         members = np.flatnonzero(kind)
         for start in range(0, len(members), size):
             yield members[start : start + size]
@@ -96,16 +105,40 @@ def _sample(logits: torch.Tensor, rows: SampleRows) -> Choice:
     if len(good):
         if len(good) < len(rows):
             peaks, rows = peaks.take(to_device(good, logits)), rows.take(good)
-        tokens[good] = _noisy_best(peaks, rows, find_cut(peaks, rows)).cpu().numpy()
+        cut = find_cut(peaks, rows)
+        top_p = rows.parameter("top_p", np.float64)
+        nucleus = Nucleus.of(peaks, cut, to_device(top_p, logits)) if top_p[0] < 1 else None
+        tokens[good] = _best_inside(peaks, rows, cut, nucleus).cpu().numpy()
     return Choice(tokens, finite)
 
 
-def _noisy_best(peaks: Peaks, rows: SampleRows, cut: Cut | None) -> torch.Tensor:
-    """Token [R] with the highest value + noise among the kept entries, exactly, from little noise.
+def _best_inside(peaks: Peaks, rows: SampleRows, cut: Cut | None, nucleus: Nucleus | None) -> torch.Tensor:
+    """Token [R] with the highest value + noise among the entries that the cut keeps and top_p too."""
+    found, scores = _contenders(peaks, rows, cut, more=0.0 if nucleus is None else _MORE)
+    tokens = best_of(found, scores, len(rows))
+    if nucleus is None:
+        return tokens
+    asked = torch.ones_like(tokens, dtype=torch.bool)
+    while asked.any():
+        asked, closer = nucleus.outside(tokens, asked)
+        left = nonzero(~asked[found.rows] | closer.keeps(found.ids, found.values, found.rows))
+        found, scores = found.take(left), scores[left]
+        tokens = torch.where(asked, best_of(found, scores, len(rows)), tokens)
+        none = nonzero(asked & (torch.bincount(found.rows, minlength=len(rows)) == 0))
+        if len(none):
+            fewer = nucleus.take(none)
+            tokens[none] = _best_inside(fewer.peaks, rows.take(none.cpu().numpy()), closer.take(none), fewer)
+            asked[none] = False
+    return tokens
 
-    The best noisy score b of some high entries bounds the rest: an entry below b - MAX_GUMBEL can't win whatever its
-    noise, and of the others only those count whose raw draw could lift the maximum of their block to b. Where most
-    entries are in reach (a high temperature) those that are not are hashed with them.
+
+def _contenders(peaks: Peaks, rows: SampleRows, cut: Cut | None, more: float) -> tuple[Entries, torch.Tensor]:
+    """The kept entries of the highest value + noise, and those scores: all above some score, at least one of each row.
+
+    The best noisy score b of some high entries bounds the rest: an entry below b - MAX_GUMBEL can't reach it whatever
+    its noise, and of the others only those count whose raw draw could lift the maximum of their block to b. Where most
+    entries are in reach (a high temperature) those that are not are hashed with them, and a score lower by `more` finds
+    more entries at no cost.
     """
     keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
     stream = to_device(streams(keys, rows.positions), peaks.maximum)
@@ -114,16 +147,27 @@ def _noisy_best(peaks: Peaks, rows: SampleRows, cut: Cut | None) -> torch.Tensor
         values = values.masked_fill(~cut.keeps(ids, values), -torch.inf)
     best = (values + gumbel_of(draws(stream[:, None], ids))).amax(-1)
 
-    # Room for the rounding of value + noise in float32, which grows with the value.
-    reach = best - (best.abs() + 2 * MAX_GUMBEL) * 1e-6
-    floor = reach - MAX_GUMBEL if cut is None else torch.maximum(reach - MAX_GUMBEL, cut.value)
+    reach, floor = _reach(best, cut)
     blocks = peaks.blocks(floor)
-    row, block = blocks // peaks.maxima.shape[1], blocks % peaks.maxima.shape[1]
-    least = least_draw(reach[row] - peaks.maxima.flatten()[blocks])
     some = blocks[::_SAMPLED]
     crowded = len(peaks.inside(some, floor)) > _CROWDED * len(some) * peaks.size
+    if crowded:
+        best = best - more
+        reach, floor = _reach(best, cut)
+        blocks = peaks.blocks(floor)
     places = None if crowded else peaks.inside(blocks, floor)
+    row, block = blocks // peaks.maxima.shape[1], blocks % peaks.maxima.shape[1]
+    least = least_draw(reach[row] - peaks.maxima.flatten()[blocks])
     found = peaks.entries(blocks, reaching(stream[row], block * peaks.size, least, places, peaks.size))
     if cut is not None:
         found = found.take(nonzero(cut.keeps(found.ids, found.values, found.rows)))
-    return best_of(found, found.values + gumbel_of(draws(stream[found.rows], found.ids)), len(rows))
+    scores = found.values + gumbel_of(draws(stream[found.rows], found.ids))
+    complete = nonzero(scores >= best[found.rows])
+    return found.take(complete), scores[complete]
+
+
+def _reach(best: torch.Tensor, cut: Cut | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores [R] to be found, with room for the rounding of value + noise, and a value below which none has them."""
+    reach = best - (best.abs() + 2 * MAX_GUMBEL) * 1e-6  # float32: it grows with the value
+    floor = reach - MAX_GUMBEL
+    return reach, floor if cut is None else torch.maximum(floor, cut.value)

@@ -17,12 +17,17 @@ from draftwing.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """sequences: running at once. queue: waiting. batch_tokens: rows of a step. prefill_chunk: rows of a chunk."""
+    """sequences: running at once. queue: waiting. batch_tokens: rows of a step. prefill_chunk: rows of a chunk.
+
+    lanes: groups of sequences that decode in turns, one a step, so that a drafter elsewhere drafts for one while
+    another is verified (mode *alternate*).
+    """
 
     sequences: int
     queue: int
     batch_tokens: int
     prefill_chunk: int
+    lanes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Scheduler:
         self.counters = counters
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._turn = 0
         self.preempted: list[Sequence] = []  # since the last schedule began; they hold no blocks
 
     def add(self, sequence: Sequence) -> None:
@@ -65,8 +71,9 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[tuple[Sequence, int]] = []
         budget = self.limits.batch_tokens
+        turn = self._next_turn()
         for sequence in self.running:  # the preempted leave from its end, so none that is met here has left
-            if sequence.pending == 1 and budget > 0 and self._hold(sequence, 1):
+            if sequence.pending == 1 and sequence.lane == turn and budget > 0 and self._hold(sequence, 1):
                 decoding.append(sequence)
                 budget -= 1
         for sequence in self.running:
@@ -77,6 +84,12 @@ class Scheduler:
         return Schedule(
             [s for s in decoding if id(s) in held], [(s, chunk) for s, chunk in prefilling if id(s) in held]
         )
+
+    def _next_turn(self) -> int:
+        """The lane that decodes now: the next one in which a sequence is ready."""
+        lanes = {s.lane for s in self.running if s.pending == 1}
+        self._turn = min(lanes, key=lambda lane: (lane <= self._turn, lane), default=0)
+        return self._turn
 
     def _admit(self, budget: int, decoding: list[Sequence], prefilling: list[tuple[Sequence, int]]) -> None:
         """Start waiting sequences, in order, as long as all their tokens fit beside those that run."""
@@ -102,6 +115,10 @@ class Scheduler:
     def _start(self, sequence: Sequence, hits: list[int]) -> None:
         self.pool.share(sequence.table, hits)
         sequence.kv_len = len(hits) * self.pool.block_tokens
+        sizes = [0] * self.limits.lanes
+        for other in self.running[:-1]:
+            sizes[other.lane] += 1
+        sequence.lane = sizes.index(min(sizes))
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.kv_len, sequence.prompt_len)
             self.counters.prefix_queries += sequence.prompt_len

@@ -6,6 +6,7 @@ On a CPU some torch primitives are many times slower than numpy's on the same me
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ LOWEST = torch.finfo(torch.float32).min
 _BLOCK = 256  # entries whose maximum is kept, at most: a power of two
 _NARROW = 4096  # rows up to this width have blocks of one entry
 _CACHED = 1 << 16  # entries searched at once on a CPU, so that they stay in its cache
+_FEW = 16  # divides the size of a block, unless that is 1
+_NEGLIGIBLE = 30.0  # e**-30 of V entries together is less than the error of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,15 @@ class Entries:
 
     def take(self, which: torch.Tensor) -> Entries:
         return Entries(self.rows[which], self.ids[which], self.values[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Mass:
+    """Sums of e**(entry - maximum) of each row, float64 [R]: of some entries, and bounds of that of all."""
+
+    part: torch.Tensor
+    least: torch.Tensor
+    most: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,10 @@ class Peaks:
         divisors = None if self.divisors is None else self.divisors[rows]
         return Peaks(self.raw[rows], divisors, self.maxima[rows], self.maximum[rows], self.width)
 
+    def values(self) -> torch.Tensor:
+        """The rows themselves, float32 [R, V]."""
+        return self._divide(self.raw, slice(None)).view(len(self.raw), -1)[:, : self.width]
+
     def argmax(self) -> torch.Tensor:
         """Lowest id of each row's largest value [R]. NaN counts as largest."""
         block = self.maxima.argmax(-1)
@@ -80,19 +96,64 @@ class Peaks:
         return block * self.size + self._divide(self.raw[rows, block], rows).argmax(-1), values
 
     def floor(self, counts: torch.Tensor) -> torch.Tensor:
-        """A value [R] that at least counts [R] entries of each row reach; -inf where blocks are too few to tell."""
-        enough = counts <= self.maxima.shape[1]
-        most = int(counts.masked_fill(~enough, 1).max().item())
-        tops = self.maxima.topk(most, dim=-1).values
-        floor = tops.gather(1, (counts.clamp_max(most) - 1)[:, None])[:, 0]
-        return floor.masked_fill(~enough, -torch.inf)
+        """A value [R] that at least counts [R] entries of each row reach; counts are at most V."""
+        values, most = self.maxima, int(counts.max())
+        if most > values.shape[1]:
+            # The largest of every few entries far apart, if that is enough of them, or all.
+            rows = self.raw.view(len(self.raw), -1)
+            apart = _FEW if 2 * most <= rows.shape[1] // _FEW else 1
+            values = self._divide(rows.view(len(rows), apart, -1).amax(1), slice(None))
+        return sort_descending(values).gather(1, (counts - 1)[:, None])[:, 0]
 
-    def mass(self) -> torch.Tensor:
-        """Sum of e**(value - maximum) over each row, float64 [R]; by blocks, so it is the same in any company."""
-        step = 1 if self.raw.device.type == "cpu" else max(len(self.raw), 1)
-        rows = [slice(i, i + step) for i in range(0, len(self.raw), step)]
-        parts = [(self._divide(self.raw[r], r) - self.maximum[r, None, None]).exp_().sum(-1) for r in rows]
-        return torch.cat(parts).double().sum(-1)
+    def at(self, ids: torch.Tensor) -> torch.Tensor:
+        """Values [R] of one entry of each row."""
+        rows = torch.arange(len(ids), device=ids.device)
+        return self._divide(self.raw.view(len(ids), -1)[rows, ids], rows)
+
+    def whole(self, which: torch.Tensor) -> torch.Tensor:
+        """Sum of e**(entry - maximum) over each row, float64 [R], right to a relative 1e-5; 0 where not `which` [R].
+
+        Terms are float32, and those below e**-30 may be left out.
+        """
+        blocks = self.blocks((self.maximum - _NEGLIGIBLE).masked_fill(~which, torch.inf))
+        parts = [weights.sum(-1) for _, weights in self._weights(blocks)]
+        return self._by_row(blocks, parts)
+
+    def mass(self, value: torch.Tensor, last_id: torch.Tensor) -> Mass:
+        """The same sum over the entries up to (value, last_id) [R] in order, and between what the whole one lies."""
+        blocks = self.blocks(torch.maximum(value, self.maximum - _NEGLIGIBLE))
+        row, column = blocks // self.maxima.shape[1], blocks % self.maxima.shape[1]
+        # Entries equal to value count in the blocks before last_id's, not in those after it; in its own, one by one.
+        own = last_id.div(self.size, rounding_mode="floor").clamp(0, self.maxima.shape[1] - 1)
+        least = torch.where(column < own[row], value[row], value.nextafter(torch.full_like(value, torch.inf))[row])
+        counted, seen, at = [], [], 0
+        for values, weights in self._weights(blocks):
+            seen.append(weights.sum(-1))
+            counted.append((weights * at_least(values, least[at : at + len(values)])).sum(-1))
+            at += len(values)
+        every = torch.arange(len(value), device=value.device)
+        equal = self._divide(self.raw[every, own], every) == value[:, None]
+        equal &= torch.arange(self.size, device=value.device) <= (last_id - own * self.size)[:, None]
+        tied = torch.where(equal.any(-1), equal.sum(-1) * (value - self.maximum).double().exp(), 0.0)
+        # Of a block that was not looked at, its maximum is one entry and none is above it.
+        rest = (self.maxima - self.maximum[:, None]).double().exp()
+        rest.view(-1)[blocks] = 0
+        known, unseen = self._by_row(blocks, seen), rest.sum(-1)
+        return Mass(self._by_row(blocks, counted) + tied, known + unseen, known + unseen * self.size)
+
+    def _weights(self, blocks: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Values [K, size] of some blocks at a time, and e**(value - maximum)."""
+        raw = self.raw.view(-1, self.size)
+        step = _CACHED // self.size if raw.device.type == "cpu" else max(len(blocks), 1)
+        for i in range(0, len(blocks), step):
+            some = blocks[i : i + step]
+            row = some // self.maxima.shape[1]
+            values = self._divide(raw.index_select(0, some), row)
+            yield values, exp(values - self.maximum[row, None])
+
+    def _by_row(self, blocks: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+        sums = torch.zeros(len(self.raw), dtype=torch.float64, device=self.raw.device)
+        return sums.index_add_(0, blocks // self.maxima.shape[1], torch.cat(parts).double()) if parts else sums
 
     def above(self, floor: torch.Tensor) -> Entries:
         """All entries >= floor [R] that are not -inf, and perhaps some that are lower by rounding."""
@@ -146,6 +207,13 @@ def _block_size(width: int) -> int:
         return 1
     divisor = min(width & -width, _BLOCK)
     return divisor if divisor >= _BLOCK // 4 else _BLOCK
+
+
+def exp(values: torch.Tensor) -> torch.Tensor:
+    """e**values, which may be overwritten."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.exp(values.numpy(), out=values.numpy()))
+    return values.exp_()
 
 
 def nonzero(flags: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ class Sequence:
 
     With one token pending (the root) the sequence decodes, with more it is prefilled. arrival orders fairness. chain:
     digests of its first full blocks (`prefix_cache`), as far as anyone asked. cached_tokens: of the prompt, found in
-    the cache when it first ran; None before. undrafted: tokens run or committed since it was last drafted for.
+    the cache when it first ran; None before. lane: see `Limits`. undrafted: tokens run or committed since it was last
+    drafted for.
     """
 
     request: Request
@@ -27,6 +28,7 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
     cached_tokens: int | None = None
+    lane: int = 0
     undrafted: int = 0
     summary: AcceptanceSummary = field(default_factory=AcceptanceSummary)
 

@@ -55,6 +55,11 @@ class Split:
         parts = shape[dim] // self.head_size if self.is_narrowed(name) else self.ranks
         return total // shape[dim] * -(-shape[dim] // parts)
 
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Modules that each rank reads whole, against the model's own plan."""
+        return tuple(name for name in self.styles if self.is_narrowed(f"{name}."))
+
     def is_narrowed(self, name: str) -> bool:
         return self.narrowed and re.search(r"\.[kv]_proj\.", name) is not None
 

@@ -150,10 +150,23 @@ def _configure(socket: zmq.Socket[bytes], keys: KeyPair, send_queue: int) -> Non
     socket.router_mandatory = True
     socket.ipv6 = True
     socket.sndhwm = send_queue
-    common_options(socket)
+    _common_options(socket)
 
 
-def common_options(socket: zmq.Socket[bytes]) -> None:
+def client_socket(endpoint: Endpoint, send_queue: int) -> zmq.Socket[bytes]:
+    """The clients' side, not connected yet. send_queue: messages the rank may lag behind."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.DEALER)
+    socket.curve_serverkey = endpoint.server_public.encode()
+    socket.curve_publickey = endpoint.client_public.encode()
+    socket.curve_secretkey = endpoint.client_secret.encode()
+    socket.ipv6 = True
+    socket.sndhwm = send_queue
+    _common_options(socket)
+    return socket
+
+
+def _common_options(socket: zmq.Socket[bytes]) -> None:
     """What both sides of the channel set alike."""
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from draftwing.core import Emission, Request
 from draftwing.errors import DraftwingError, OverloadedError, RequestError, SetupError
 from draftwing.parallel import wire
-from draftwing.parallel.channel import common_options
+from draftwing.parallel.channel import client_socket
 from draftwing.parallel.endpoint import Endpoint
 from draftwing.parallel.messages import (
     Beat,
@@ -65,14 +65,7 @@ class EngineClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self._loop = asyncio.get_running_loop()
         self._address = endpoint.address
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = endpoint.server_public.encode()
-        self._socket.curve_publickey = endpoint.client_public.encode()
-        self._socket.curve_secretkey = endpoint.client_secret.encode()
-        self._socket.ipv6 = True
-        self._socket.sndhwm = _SEND_QUEUE
-        common_options(self._socket)
+        self._socket = client_socket(endpoint, _SEND_QUEUE)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_WATCHED)
         self._streams: dict[str, asyncio.Queue[Emission | DraftwingError]] = {}
         self._pongs: dict[int, asyncio.Future[RankStats]] = {}

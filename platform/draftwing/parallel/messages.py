@@ -8,7 +8,7 @@ from typing import Literal
 from draftwing.core import Emission, EngineCounters, PolicyStatus, Request
 
 RankState = Literal["loading", "ready", "draining"]
-LostCause = Literal["shutdown", "step_failed", "slow_reader"]
+LostCause = Literal["shutdown", "step_failed", "slow_reader", "rank_lost"]
 RefusedKind = Literal["request", "overloaded", "internal"]
 
 
@@ -106,4 +106,67 @@ class Pong:
     stats: RankStats
 
 
-Message = Submit | Cancel | Ping | Drain | Shutdown | Events | Refused | Lost | Beat | Pong
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence that a drafter is to follow: its prompt, and what was committed of its output, in the request."""
+
+    epoch: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens that became output after base_len tokens. epoch: counts the sequence's commits; the new one."""
+
+    id: str
+    epoch: int
+    base_len: int
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A draft after base_len tokens, of at most this shape (`DraftShape`)."""
+
+    id: str
+    epoch: int
+    base_len: int
+    branching: list[int]
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """Target to drafter, in this order: follow these, these grew, forget these, and draft."""
+
+    opened: list[Opened] = field(default_factory=list)
+    committed: list[Committed] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    wanted: list[Wanted] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDraft:
+    """`DraftTree` on its way. A draft whose epoch and base_len are not the sequence's present ones is dropped."""
+
+    id: str
+    epoch: int
+    base_len: int
+    token_ids: list[int]
+    parents: list[int]
+    confidences: list[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsMade:
+    """Drafter to target. unknown: what it doesn't follow, or otherwise than said: to be opened again.
+
+    took_us: drafting alone.
+    """
+
+    drafts: list[RemoteDraft]
+    unknown: list[str]
+    took_us: int
+
+
+Message = Submit | Cancel | Ping | Drain | Shutdown | Events | Refused | Lost | Beat | Pong | DraftWork | DraftsMade

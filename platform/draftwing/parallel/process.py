@@ -16,7 +16,8 @@ from typing import Any
 
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from draftwing.parallel.endpoint import Endpoint
-from draftwing.parallel.rank import DEFAULT_FACTORY, ONLY_RANK, RankPlace
+from draftwing.parallel.place import ONLY_RANK, RankPlace
+from draftwing.parallel.rank import DEFAULT_FACTORY
 
 _ERRORS: dict[int, type[DraftwingError]] = {2: ConfigError, 3: SetupError}
 _KILL_WAIT_S = 10.0

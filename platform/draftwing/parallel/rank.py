@@ -5,12 +5,12 @@ actor may call `run_rank` itself. What happens is reported as JSON lines, each w
 
     listening  endpoint           the channel answers from now on, though requests are refused until ready
     loading    detail             progress, any number of times
+    store      address            of rank 0 of several: where the others find it
     ready
     failed     error, exit_code   the last line; an error the user can act on, or exit code 1
 
-More ranks: every rank of a replica is this same entry, told its place (`RankPlace`). Rank 0 opens the `TCPStore`, and
-the others join the process group at its address; each builds its share of the engine; rank 0 goes on to serve the
-channel, and the others follow its step broadcasts. This version has one rank, so nothing is joined yet.
+Every rank of a replica is this same entry, told its place (`RankPlace`). Rank 0 serves the channel, and the others
+follow its steps (`sharded.py`); they listen to no client.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
-from draftwing.errors import ConfigError, DraftwingError
+from draftwing.errors import DraftwingError
 from draftwing.logs import configure_logging
 from draftwing.parallel.channel import ChannelServer
+from draftwing.parallel.place import RankPlace
 from draftwing.parallel.server import EngineLike, RankServer, answering_while_loading
 
 log = logging.getLogger("draftwing.parallel.rank")  # also when this file is run as __main__
@@ -43,25 +43,6 @@ Report = Callable[[dict[str, Any]], None]
 DEFAULT_FACTORY = "draftwing.parallel.rank:build_configured"
 PARENT_POLL_S = 0.5
 _PARENT_GRACE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Which rank of a replica this is. store: host:port of rank 0's TCPStore, empty for rank 0 itself."""
-
-    rank: int = 0
-    world_size: int = 1
-    store: str = ""
-
-    def check(self) -> None:
-        """ConfigError for a place that this version can't fill."""
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} of {self.world_size}: ranks go from 0 to world size - 1")
-        if self.world_size > 1:
-            raise ConfigError(f"world size {self.world_size}: more than one rank is not available in this version")
-
-
-ONLY_RANK = RankPlace()
 
 
 def build_configured(config_json: str, progress: Progress) -> EngineLike:
@@ -78,7 +59,6 @@ def run_rank(
     factory: Factory,
     report: Report,
     *,
-    place: RankPlace = ONLY_RANK,
     on_server: Callable[[RankServer], None] = lambda _: None,
 ) -> int:
     """Build the engine and serve it; returns the exit code. Closes the channel. Raises what the factory raises.
@@ -86,7 +66,6 @@ def run_rank(
     on_server receives the server before it runs, for `request_stop`.
     """
     try:
-        place.check()
         report({"state": "listening", "endpoint": channel.endpoint.to_dict()})
         with answering_while_loading(channel):
             engine = factory(config_json, lambda detail: report({"state": "loading", "detail": detail}))
@@ -96,6 +75,39 @@ def run_rank(
         return server.run()
     finally:
         channel.close()
+
+
+def run_team(
+    config_json: str,
+    channel: ChannelServer,
+    place: RankPlace,
+    report: Report,
+    *,
+    on_engine: Callable[[EngineLike], None] = lambda _: None,
+    on_server: Callable[[RankServer], None] = lambda _: None,
+) -> int:
+    """As `run_rank`, for rank 0 of several, whose engine is the configured one; on_engine receives it."""
+    from draftwing.parallel.sharded import Team
+
+    team = Team(place, report)
+
+    def lead(config_json: str, progress: Progress) -> EngineLike:
+        engine = team.lead(config_json, progress)
+        on_engine(engine)
+        return engine
+
+    code = run_rank(config_json, channel, lead, report, on_server=on_server)
+    if code == 0:
+        team.stop()
+    return code
+
+
+def follow_team(config_json: str, place: RankPlace, report: Report) -> int:
+    """Any rank but the first: returns the exit code when rank 0 has stopped. Raises what loading raises, RankLost."""
+    from draftwing.parallel.sharded import Team
+
+    Team(place, report).follow(config_json, lambda detail: report({"state": "loading", "detail": detail}))
+    return 0
 
 
 class _Stopped(BaseException):
@@ -162,10 +174,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.parent is not None:
         threading.Thread(target=_end_with_parent, args=(args.parent,), name="parent", daemon=True).start()
     try:
+        place = RankPlace(args.rank, args.world_size, args.store, args.advertise or args.host)
+        place.check()
+        if place.rank:
+            return follow_team(sys.stdin.read(), place, report)
         channel = ChannelServer(args.host, advertise=args.advertise)
-        place = RankPlace(args.rank, args.world_size, args.store)
-        factory = _factory_of(args.factory)
-        return run_rank(sys.stdin.read(), channel, factory, report, place=place, on_server=signals.serve)
+        if place.world_size > 1:
+            return run_team(sys.stdin.read(), channel, place, report, on_server=signals.serve)
+        return run_rank(sys.stdin.read(), channel, _factory_of(args.factory), report, on_server=signals.serve)
     except _Stopped:
         return 0
     except DraftwingError as error:

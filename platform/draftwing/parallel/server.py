@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Protocol
 
 from draftwing.core import Emission, EngineCounters, Request
-from draftwing.errors import OverloadedError, RequestError
+from draftwing.errors import OverloadedError, RankLost, RequestError
 from draftwing.parallel.channel import ChannelServer, ClientId
 from draftwing.parallel.messages import (
     Beat,
@@ -101,7 +101,8 @@ class RankServer:
                     emissions = self._engine.step()
                 except Exception as error:  # whatever a forward raises, the engine's state is unknown now
                     log.exception("a step failed; this rank ends")
-                    self._lose_all("step_failed", f"a step failed: {type(error).__name__}: {error}"[:_REASON_CHARS])
+                    cause: LostCause = "rank_lost" if isinstance(error, RankLost) else "step_failed"
+                    self._lose_all(cause, f"a step failed: {type(error).__name__}: {error}"[:_REASON_CHARS])
                     return 1
                 self._last_step = monotonic()
                 self._emit(emissions)

@@ -60,6 +60,8 @@ _MESSAGES: tuple[type, ...] = (
     messages.Lost,
     messages.Beat,
     messages.Pong,
+    messages.DraftWork,
+    messages.DraftsMade,
 )
 _PARTS: tuple[type, ...] = (
     Request,
@@ -70,6 +72,10 @@ _PARTS: tuple[type, ...] = (
     EngineCounters,
     PolicyStatus,
     messages.RankStats,
+    messages.Opened,
+    messages.Committed,
+    messages.Wanted,
+    messages.RemoteDraft,
 )
 _KIND_OF = {cls: kind for kind, cls in enumerate(_MESSAGES)}
 

@@ -27,10 +27,10 @@ from draftwing.policy.cost import Floats
 from draftwing.policy.nodes import Nodes
 
 DEPTHS, RANKS = 16, 8  # deeper and later ones share the last entry
-KEEP, KEEP_SHIFT = 0.998, 0.98  # of the information after one more label: on depths; on classes and requests
+KEEP, KEEP_SHIFT = 0.998, 0.99  # of the information after one more label: on depths; on classes and requests
 KEEP_STEP = 0.9  # of the information after one step, at least
 PRIOR_LABELS = 4.0  # the prior weighs as much as so many labels, and is never forgotten
-SHRINK_CLASS, SHRINK_REQUEST = 2.0, 8.0
+SHRINK_CLASS, SHRINK_REQUEST = 4.0, 8.0
 MOST_SHIFT = 4.0  # of a class or a request, in log-odds
 SURE = 8.0  # log-odds beyond which nothing is believed
 

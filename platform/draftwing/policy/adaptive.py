@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwing.core import NO_DRAFT, DraftShape, DraftTree, IntArray, StepPlan
+from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Controller, DrafterTraits, NullController
-from draftwing.drafters.tree import full_size
 from draftwing.policy.acceptance import AcceptanceModel
 from draftwing.policy.base import BoolArray, PlanInputs, StepResult
 from draftwing.policy.cost import Floats
@@ -28,6 +27,7 @@ from draftwing.policy.nodes import Nodes, side_by_side
 from draftwing.policy.profile import Profile
 from draftwing.policy.rates import COLD, Rates
 from draftwing.policy.solver import Admitted, Ahead, admit, look_ahead, path_keys, survival
+from draftwing.policy.table import cut_to_room
 
 LOOK_AHEAD = 3  # levels
 CHEAP = 0.01  # of a step: drafting that costs less is always done, and the confidences decide
@@ -145,11 +145,9 @@ class AdaptivePolicy:
         return np.sort(able[(self.steps + np.arange(count)) % len(able)])
 
     def _plan(self, inputs: PlanInputs, chosen: IntArray, reason: str) -> StepPlan:
-        shapes = [NO_DRAFT] * len(inputs)
-        for i in chosen.tolist():
-            cut = self.largest.cut(int(inputs.tokens_left[i]) - 1, int(inputs.nodes_left[i]))
-            shapes[i] = DraftShape(cut.branching, min(cut.nodes, full_size(cut.branching)))
-        return StepPlan(self.drafter, tuple(shapes), f"adaptive: {reason}")
+        speculate = np.zeros(len(inputs), dtype=np.bool_)
+        speculate[chosen] = True
+        return StepPlan(self.drafter, cut_to_room(self.largest, inputs, speculate), f"adaptive: {reason}")
 
     # while drafting
 

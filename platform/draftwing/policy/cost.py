@@ -20,7 +20,7 @@ HINGES = (0.25, 0.5, 0.75)  # quantiles of the measured row counts at which the 
 CELL_ROWS = np.array([1, 2, 3, 4, 5, 6, 7, *(2**n for n in range(3, 14))], dtype=np.float64)  # of the live correction
 CELLS = len(CELL_ROWS)
 FADE = 0.999  # of what a guessed model's cells stand on, after one more step: what isn't run is tried again in the end
-GAIN, STEP = 0.1, 0.2  # of one correction: share of an error that is believed, and the largest log-ratio that counts
+GAIN, STEP = 0.1, 0.5  # of one correction: share of an error that is believed, and the largest log-ratio that counts
 MEASURED_STEPS = 20.0  # a measured model weighs as much as so many steps in each cell
 LEAST_MS = 1e-6
 
@@ -149,7 +149,7 @@ class Correction:
         return np.exp(np.interp(np.log2(np.maximum(rows, 1)), np.log2(CELL_ROWS), self.logs))
 
     def learned(self, rows: int, predicted_ms: float, taken_ms: float) -> Correction:
-        """After one more step. predicted_ms: with the factors of now. One slow step moves a cell by 2 % at most."""
+        """After one more step. predicted_ms: with the factors of now. One slow step moves a cell by 5 % at most."""
         cell = float(np.interp(np.log2(max(rows, 1)), np.log2(CELL_ROWS), np.arange(CELLS)))
         share = np.maximum(1 - np.abs(np.arange(CELLS) - cell), 0.0)
         steps = (1.0 if self.measured else FADE) * self.steps + share

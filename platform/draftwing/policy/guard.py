@@ -17,7 +17,7 @@ from draftwing.policy.cost import Floats
 LEAST_STEPS, WINDOW = 200, 400
 LOST = 0.97  # the ratio's upper 95 % bound below this trips
 NORMAL_95 = 1.96
-PROBE_EVERY = 64  # steps: more often than the rule's one in 256
+GAPS = (8, 64, 256)  # steps from one probe to the next: least, at first, most; a good one halves it, a bad one doubles
 BACK_AFTER = 8  # probes, whose ratio must reach 1
 ASTRAY = 1.1  # realised over expected, or its inverse, from which a model is named as the cause
 
@@ -41,11 +41,12 @@ class Guard:
     reason: str = ""
     trips: int = 0
     _made: deque[Speculated] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    _since: int = 0
+    _gap: int = GAPS[1]
+    _since: int = 0  # steps since the trip, or the last probe
 
     def allows(self) -> bool:
         """Whether this step may speculate."""
-        return not self.tripped or self._since % PROBE_EVERY == PROBE_EVERY - 1
+        return not self.tripped or self._since >= self._gap
 
     def observe(self, step: Speculated | None) -> None:
         """One step is over; None: it did not speculate."""
@@ -53,6 +54,8 @@ class Guard:
         if step is not None and step.plain_tokens > 0:
             self._made.append(step)
             if self.tripped:
+                self._gap = max(self._gap // 2, GAPS[0]) if step.tokens >= step.plain_tokens else self._gap * 2
+                self._gap, self._since = min(self._gap, GAPS[2]), 0
                 self._come_back()
             elif len(self._made) >= LEAST_STEPS:
                 self._judge()
@@ -73,7 +76,7 @@ class Guard:
         ratio, half = self.ratio()
         if ratio + half >= LOST:
             return
-        self.tripped, self.trips, self._since = True, self.trips + 1, 0
+        self.tripped, self.trips, self._since, self._gap = True, self.trips + 1, 0, GAPS[1]
         self.reason = (
             f"speculation made {ratio:.2f}x (+-{half:.2f}) the tokens of plain decoding in {len(self._made)} steps; "
             + self._cause()
@@ -97,5 +100,5 @@ class Guard:
     def _come_back(self) -> None:
         latest = list(self._made)[-BACK_AFTER:]
         if len(latest) == BACK_AFTER and sum(step.tokens - step.plain_tokens for step in latest) >= 0:
-            self.tripped, self.reason, self._since = False, "", 0
+            self.tripped, self.reason = False, ""
             self._made.clear()

@@ -32,10 +32,10 @@ def guessed(level: float) -> CostModel:
 
 @dataclass(slots=True)
 class LiveCosts:
-    """block: the drafter drafts all depths in one call. frozen: factors stay as they are. measured: model is no guess.
+    """block: the drafter drafts all depths in one call. measured: model is no guess.
 
-    correction: of steps by rows. draft_log: of drafting. plain_log: of plain steps, on top of the other factors; it
-    follows them fast, since they are what the guard compares with.
+    frozen: all factors but plain_log stay as they are. correction: of steps by rows. draft_log: of drafting. plain_log:
+    of plain steps, on top of the other factors; it follows them fast, since they are what the guard compares with.
     """
 
     model: CostModel
@@ -89,7 +89,7 @@ class LiveCosts:
 
     def learn(self, inputs: PlanInputs, result: StepResult) -> None:
         """From one step's times."""
-        if self.frozen or result.rows < 1:
+        if result.rows < 1:
             return
         taken = max(result.step_ms - result.draft_ms, LEAST_MS)
         nodes = result.rows - len(inputs) - inputs.prefill_rows
@@ -97,6 +97,8 @@ class LiveCosts:
         if not nodes and not result.levels and not inputs.prefill_rows:
             error = np.log(taken / (expected * np.exp(self.plain_log)))
             self.plain_log += 0.25 * float(np.clip(error, -1.0, 1.0))
+        if self.frozen:
+            return
         self.correction = self.correction.learned(result.rows, expected, taken)
         if result.levels:
             self._drafts += 1

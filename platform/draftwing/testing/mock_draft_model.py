@@ -31,7 +31,7 @@ class MockSmallModel(SmallModel):
 
     def allocate(self, blocks: int, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._pages = MockTarget(self._mock, slots=blocks * block_tokens, twins_may_write=True)
+        self._pages = MockTarget(self._mock, slots=blocks * block_tokens)
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         if self._pages is None:

@@ -108,17 +108,13 @@ def clean_digest(path: Sequence[int]) -> int:
 class MockTarget:
     """Implements the engine's `Runner` over `slots` cache rows; `logits_after` is the same model without a cache.
 
-    forwards, rows: counted since the start. twins_may_write: sequences that share a block may both write the same row
-    in one forward.
+    forwards, rows: counted since the start.
     """
 
-    def __init__(
-        self, behaviour: MockBehaviour | None = None, *, slots: int = 4096, twins_may_write: bool = False
-    ) -> None:
+    def __init__(self, behaviour: MockBehaviour | None = None, *, slots: int = 4096) -> None:
         self.behaviour = behaviour or MockBehaviour()
         self.vocab_size = self.behaviour.vocab_size
         self.slots = slots
-        self._twins_may_write = twins_may_write
         self.forwards = 0
         self.rows = 0
         self._digests: dict[int, tuple[int, int]] = {}  # slot -> (digest, token)
@@ -136,10 +132,7 @@ class MockTarget:
             self.rows += len(sequence.tokens)
             out += self._sequence(sequence, written)
         for sequence in sequences:
-            clash = written.keys() & set(sequence.slots[: sequence.kv_len].tolist())
-            if self._twins_may_write:
-                clash = {slot for slot in clash if written[slot] != self._digests[slot]}
-            if clash:
+            if clash := written.keys() & set(sequence.slots[: sequence.kv_len].tolist()):
                 raise MockCacheError(f"slots {sorted(clash)} hold committed rows and are written in the same forward")
         self._digests |= written
         return torch.from_numpy(np.stack(out) if out else np.empty((0, self.vocab_size), dtype=np.float32))
@@ -158,7 +151,7 @@ class MockTarget:
             before, prefix = (seen, path) if parent < 0 else after[parent]
             position = len(prefix)
             digest = _digest(token, position, before)
-            if slot in written and not (self._twins_may_write and written[slot] == (digest, token)):
+            if slot in written:
                 raise MockCacheError(f"slot {slot} is written twice in one forward")
             written[slot] = (digest, token)
             digests.append(digest)

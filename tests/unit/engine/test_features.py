@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from draftwing.policy.modes import FixedPolicy
 from draftwing.testing.run_engine import run_to_end
 from tests.conftest import ROOT
 
-LAYERS = (0, 3, 8)
+LAYERS = (0, 3, 8, 9)
 SHAPE = DraftShape((2, 2, 1), 10)
 
 
@@ -129,17 +130,22 @@ def test_as_transformers_computes_them(
     assert any(drafter.starts)
     assert (engine.counters.preemptions > 0) == (blocks == 22)
     assert blocks == 22 or engine.counters.prefix_hits > 0
+    before_norm: list[Tensor] = []
+    decoder: Any = plain.model.get_decoder()  # type: ignore[operator]
+    handle = decoder.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0]))
     for name, rows in drafter.rows.items():
         tokens = drafter.tokens[name]
         want = plain.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        want = [*want, before_norm[-1]]
         assert sorted(rows)[-1] >= len(tokens) - 2
         assert len(rows) > len(tokens) // 2
         for at, row in rows.items():
             if at < len(tokens):
                 for layer, got in zip(LAYERS, row, strict=True):
                     torch.testing.assert_close(got, want[layer][0, at], atol=2e-5, rtol=2e-5)
+    handle.remove()
 
 
 def test_a_layer_that_is_not_there_is_named(target: LoadedTarget) -> None:
-    with pytest.raises(ConfigError, match=r"hidden states of layer 9; the target has 0 .* to 8"):
-        FeatureTap(target.model, (2, 9))
+    with pytest.raises(ConfigError, match=r"hidden states of layer 10; the target has 0 .* to 8 .* and 9"):
+        FeatureTap(target.model, (2, 10))

@@ -70,13 +70,29 @@ def test_floor_is_reached_by_as_many_as_asked(width: int) -> None:
     assert floor[0] == values[0].max()
 
 
-@pytest.mark.parametrize("width", [7, 8192, 5003])
-def test_mass_is_the_same_in_any_company(width: int) -> None:
-    values = matrix(width, ties=False)
-    together = Peaks.of(values).mass()
-    assert torch.equal(together, torch.cat([Peaks.of(values[i : i + 1]).mass() for i in range(3)]))
-    expected = (values.double() - values.amax(-1, keepdim=True).double()).exp().sum(-1)
-    torch.testing.assert_close(together, expected, rtol=1e-6, atol=0)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("divisor", [None, 0.3, 1e-4])
+def test_mass_up_to_an_entry(width: int, ties: bool, divisor: float | None) -> None:
+    raw = matrix(width, ties=ties)
+    divisors = None if divisor is None else torch.tensor([divisor, 1.0, 2.0])
+    values = raw if divisors is None else raw / divisors[:, None]
+    peaks = Peaks.of(raw, divisors)
+    weights = (values.double() - values.amax(-1, keepdim=True).double()).exp()
+    whole = peaks.whole(torch.tensor([True, True, False]))
+    torch.testing.assert_close(whole[:2], weights.sum(-1)[:2], rtol=1e-5, atol=0)
+    assert whole[2] == 0
+    ids = torch.arange(width)
+    for id_ in {0, width // 3, width - 1}:
+        for last_id in (id_, id_ - 1):
+            value = peaks.at(torch.full((3,), id_))
+            assert torch.equal(value, values[:, id_])
+            before = (values > value[:, None]) | ((values == value[:, None]) & (ids <= last_id))
+            expected = torch.where(before, weights, 0.0).sum(-1)
+            mass = peaks.mass(value, torch.full((3,), last_id))
+            torch.testing.assert_close(mass.part, expected, rtol=1e-5, atol=1e-9)
+            assert (mass.least <= weights.sum(-1) * (1 + 1e-5)).all()
+            assert (mass.most >= weights.sum(-1) * (1 - 1e-5)).all()
 
 
 def test_padded_rows_keep_their_order() -> None:

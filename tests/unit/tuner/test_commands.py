@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from draftwing.cli import main
 from draftwing.errors import ConfigError
 from draftwing_tuner.commands import seconds
 
@@ -17,3 +18,25 @@ def test_a_budget_is_a_time(text: str, value: float) -> None:
 def test_other_budgets_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a time such as 90s, 5m or 1h"):
         seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--budget", "soon"], "--budget is 'soon'"),
+        (["--trials", "1"], "--trials is 1; expected at least 4"),
+        (["--max-tokens", "2"], "--max-tokens is 2; expected at least 8"),
+        (["--temperature", "-1"], "--temperature is -1.0; expected 0 or more"),
+    ],
+)
+def test_wrong_flags_are_named_before_anything_is_loaded(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *flags, "--model", "no-such-model"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", "polish"])
+    assert "invalid choice: 'polish'" in capsys.readouterr().err

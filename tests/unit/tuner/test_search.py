@@ -10,7 +10,7 @@ from draftwing.core import NO_DRAFT, DraftShape
 from draftwing.drafters.base import DrafterTraits
 from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
-from draftwing_tuner.search import Bucket, Replay, best_fixed, search
+from draftwing_tuner.search import Bucket, Replay, best_fixed, candidates, search
 from tests.unit.tuner.traces import made_up_trace
 
 TREES = DrafterTraits(trees=True, confidence=True)
@@ -74,8 +74,9 @@ def test_a_drafter_of_chains_gets_chains(tmp_path: Path, replay: Replay) -> None
 
 def test_the_best_fixed_shape_is_that_of_the_mean(tmp_path: Path, replay: Replay) -> None:
     found = search(replay, [Bucket(1, 16), Bucket(4, 16)], TREES, tmp_path, trials=5)
-    shape, mean = best_fixed(replay, found)
-    assert shape in [one.shape for one in found]
+    shape, mean = best_fixed(replay, found, 8)
+    assert shape in candidates(found, 8)
+    assert all(replay.rate(f.bucket, s).per_ms <= f.rate.per_ms + 1e-9 for f in found for s in candidates(found, 8))
     product = 1.0
     for one in found:
         product *= replay.rate(one.bucket, shape).per_ms / one.plain.per_ms

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from draftwing.config_models import Config, DrafterConfig, PolicyConfig
 from draftwing.core import SamplingParams
 from draftwing.drafters.ngram import NgramDrafter
+from draftwing.engine.batch import SequenceRows
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import read_artifact
@@ -19,7 +22,7 @@ from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
 from draftwing_tuner import tuning
 from draftwing_tuner.report import command, document, print_result, write_report
-from draftwing_tuner.session import Session
+from draftwing_tuner.session import CLOCKS, Session
 from draftwing_tuner.tuning import Tuned, tune
 
 PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -27,8 +30,34 @@ PROMPTS = [[1, 2, 3, 1, 2], [4, 4, 5], [6, 1, 2], [3, 3, 3, 3], [2, 9]]
 KEY = {"device": "mock", "model_digest": "m", "drafter": "ngram()"}
 
 
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+CLOCK = Clock()
+
+
+class Timed(MockTarget):
+    """A forward takes 10 ms and 0.5 ms a row on the clock: every cell is known at once, on any machine."""
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
+        CLOCK.seconds += (10 + 0.5 * sum(len(s.tokens) for s in sequences)) / 1e3
+        return super().forward(sequences)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def virtual_clock() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CLOCKS, "wall", CLOCK)
+        patch.setattr(tuning, "MOST_ROUNDS", 2)
+        yield
+
+
 def engine_of() -> Engine:
-    runner = MockTarget(MockBehaviour(vocab_size=12, order=1, sharpness=8.0), slots=2048)
+    runner = Timed(MockBehaviour(vocab_size=12, order=1, sharpness=8.0), slots=2048)
     return make_engine(runner, drafter=NgramDrafter(), blocks=128, block_tokens=16, sequences=2, context=256)
 
 
@@ -39,7 +68,7 @@ def session_of(folder: Path, drafters: list[DrafterConfig] | None = None) -> Ses
 
 
 def run(session: Session) -> Tuned:
-    return tune(session, PROMPTS, PARAMS, str(session.out / "profiles"), budget_s=2.0, trials=4)
+    return tune(session, PROMPTS, PARAMS, str(session.out / "profiles"), budget_s=1e6, trials=4)
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +93,22 @@ def test_what_is_published_is_what_was_found(finished: tuple[Session, Tuned]) ->
 def test_held_out_prompts_teach_nothing(finished: tuple[Session, Tuned]) -> None:
     _, tuned = finished
     taught = [list(request.prompt or ()) for request in tuned.trace.requests]
-    assert taught
-    assert taught == [prompt for i, prompt in enumerate(PROMPTS) if i != 2][: len(taught)]
+    assert taught == [prompt for i, prompt in enumerate(PROMPTS) if i != 2]
 
 
 def test_the_table_is_no_worse_than_any_fixed_setting_by_replay(finished: tuple[Session, Tuned]) -> None:
     _, tuned = finished
     table = next(setting for setting in tuned.replayed if setting.name == "table")
-    assert all(table.overall >= other.overall - 1e-9 for other in tuned.replayed if "k=" not in other.name)
+    assert all(table.overall >= other.overall - 1e-6 for other in tuned.replayed)
     assert table.overall >= 1.0
     assert all(setting.overall == pytest.approx(1.0) for setting in tuned.replayed if setting.name == "plain decoding")
+
+
+def test_the_costs_are_the_machine_s(finished: tuple[Session, Tuned]) -> None:
+    _, tuned = finished
+    assert tuned.learned.costs.verify_ms([1.0, 7.0, 20.0]) == pytest.approx([10.5, 13.5, 20.0])
+    assert tuned.error is not None
+    assert tuned.error.largest < 1e-6
 
 
 def test_the_same_command_finds_everything_done(
@@ -86,7 +121,7 @@ def test_the_same_command_finds_everything_done(
         raise AssertionError("collected again")
 
     monkeypatch.setattr("draftwing_tuner.collecting.collect", never)
-    second = tune(again, PROMPTS, PARAMS, tuned.uri, budget_s=1e-3, trials=4)
+    second = tune(again, PROMPTS, PARAMS, tuned.uri, budget_s=1e6, trials=4)
     assert second.schedule == tuned.schedule
     assert second.digest == tuned.digest
 
