@@ -44,7 +44,8 @@ def told(policy: Any, drafted: int, accepted: int, inputs: PlanInputs = INPUTS) 
 
 
 def depth(policy: Any, inputs: PlanInputs = INPUTS) -> int:
-    return max(shape.depth for shape in policy.decide(inputs).shapes)
+    plan: StepPlan = policy.decide(inputs)
+    return max(shape.depth for shape in plan.shapes)
 
 
 def test_ema_climbs_and_falls_a_tier_every_five_batches() -> None:
