@@ -45,9 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="HOW",
         help=f"{CLOSED}: so many requests at a time; {POISSON}: so many a second, at random (default: {CLOSED})",
     )
-    replay.add_argument(
-        "--requests", type=int, metavar="N", help="of them in all (default: each answer once)"
-    )
+    replay.add_argument("--requests", type=int, metavar="N", help="of them in all (default: each answer once)")
     replay.add_argument("--seed", type=int, default=0, metavar="S", help="of order and arrivals (default: 0)")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="step-cost curves (JSON)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
