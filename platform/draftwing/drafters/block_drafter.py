@@ -34,12 +34,12 @@ from draftwing.drafters.base import (
 )
 from draftwing.drafters.block_backbone import BlockPlace, Pages
 from draftwing.drafters.block_model import BlockModel
-from draftwing.drafters.children import children
+from draftwing.drafters.children import Children, children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, owners, share
 from draftwing.drafters.sampled import Sampled
-from draftwing.engine.processors import SamplerState
+from draftwing.engine.processors import SampleRows, SamplerState, edited
 from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
 
@@ -246,9 +246,8 @@ class BlockDrafter:
         block = torch.from_numpy(blocks[owner]).to(hidden.device)
         path = torch.from_numpy(np.concatenate([roots[:, None], drafted], 1)).to(hidden.device)
         rows = hidden[block, : level + 1]
-        values = self._model.children(logits[block, level], rows, path)
         sample_rows = level_rows(growths, [draft.sampler for draft in drafts], [draft.length for draft in drafts])
-        found = children(values, sample_rows, most_children(growths))
+        found = self._children(logits[:, level], block, rows, path, sample_rows, most_children(growths))
         predicted = self._model.confidence(rows, path)
         sure = found.confidences
         if predicted is not None:
@@ -256,6 +255,17 @@ class BlockDrafter:
         # What has no probability is no child: ids beyond the vocabulary are left out.
         tokens = np.where(sure > 0, found.tokens, self._target.vocab_size)
         share(growths, tokens, sure, self._target.vocab_size, found.sources if self._target.rejection else None)
+
+    def _children(
+        self, logits: Tensor, block: Tensor, rows: Tensor, path: Tensor, sampled: SampleRows, width: int
+    ) -> Children:
+        """Of the frontier's nodes: logits [G, V], block [M]. Where a row alone decides, its nodes have the same."""
+        if self._model.alone and not edited(sampled):
+            first = np.unique(sampled.seq_of_row, return_index=True)[1]
+            once = torch.from_numpy(first).to(block.device)
+            values = self._model.children(logits[block[once]], rows[once], path[once])
+            return children(values, sampled.take(first), width).take(sampled.seq_of_row)
+        return children(self._model.children(logits[block], rows, path), sampled, width)
 
 
 def predicted_shares(shares: FloatArray, predicted: FloatArray, threshold: float) -> FloatArray:

@@ -83,6 +83,11 @@ class BlockModel:
     def predicts_confidence(self) -> bool:
         return self._confidence is not None
 
+    @property
+    def alone(self) -> bool:
+        """A row's children are the same after any path."""
+        return self._choice is alone
+
     def hidden(self, anchors: IntArray, places: Seq[BlockPlace], pages: Pages) -> Tensor:
         """The hidden states of the rows that predict, after each anchor's token: [G, D, H]."""
         found: Tensor = self.backbone(self.embed(anchors), places, pages)

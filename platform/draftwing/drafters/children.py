@@ -18,7 +18,8 @@ from torch import Tensor
 
 from draftwing.core import DraftSources, FloatArray, IntArray
 from draftwing.engine.noise import gumbel
-from draftwing.engine.processors import SampleRows, process, to_device
+from draftwing.engine.processors import SampleRows, edited, process, to_device
+from draftwing.engine.selection import largest
 
 HASHED = 64  # best entries of q whose noise is drawn; a lower one wins too seldom to pay for
 
@@ -35,20 +36,34 @@ class Children:
     confidences: FloatArray
     sources: DraftSources
 
+    def take(self, rows: IntArray) -> Children:
+        sources = DraftSources(self.sources.ids[rows], self.sources.weights[rows])
+        return Children(self.tokens[rows], self.confidences[rows], sources)
+
 
 @torch.inference_mode()
-def children(logits: Tensor, rows: SampleRows, width: int) -> Children:
-    """The `width` best children of each node: logits [M, V] of the drafter, rows as of the target's own choice."""
-    values = process(logits, rows)
-    top = values.topk(min(max(HASHED, width), values.shape[1]), dim=-1)
-    keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
-    noise = gumbel(to_device(keys, values), to_device(rows.positions, values), top.indices)
-    noisy = to_device(rows.parameter("temperature") > 0, values)[:, None]
-    best = torch.where(noisy, top.values + noise, top.values).topk(min(width, top.values.shape[1]), dim=-1).indices
-    chosen = top.values.gather(1, best)
-    confidences = (chosen - values.logsumexp(-1, keepdim=True)).exp()
-    sources = DraftSources(top.indices.cpu().numpy(), top.values.softmax(-1).cpu().numpy())
-    return Children(top.indices.gather(1, best).cpu().numpy(), confidences.float().cpu().numpy(), sources)
+def children(
+    logits: Tensor, rows: SampleRows, width: int, ids: Tensor | None = None, vocab_size: int | None = None
+) -> Children:
+    """The `width` best children of each node: logits [M, V] of the drafter, rows as of the target's own choice.
+
+    ids, vocab_size: as for `in_target_ids`, where the logits are over a draft vocabulary.
+    """
+    if ids is not None and vocab_size is not None and edited(rows):
+        logits, ids = in_target_ids(logits, ids, vocab_size), None
+    values = process(logits[:, :vocab_size] if ids is None else logits, rows)
+    noisy = rows.parameter("temperature") > 0
+    top, places = largest(values, max(HASHED, width) if noisy.any() else width)
+    tokens = places if ids is None else ids.to(places.device)[places]
+    scores = top
+    if noisy.any():
+        keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
+        noise = gumbel(to_device(keys, values), to_device(rows.positions, values), tokens)
+        scores = torch.where(to_device(noisy, values)[:, None], top + noise, top)
+    best = scores.topk(min(width, scores.shape[1]), dim=-1).indices
+    shares = values.softmax(-1).gather(1, places.gather(1, best))
+    sources = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy())
+    return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), sources)
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:

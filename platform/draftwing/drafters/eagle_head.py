@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.eagle_config import EagleConfig
 from draftwing.drafters.feature_drafter import HeadRows
+from draftwing.drafters.weights import linear_of
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.errors import ConfigError
@@ -40,13 +41,8 @@ class Weights:
     def first(self, *names: str) -> Tensor | None:
         return next((self.need(name) for name in names if name in self.names), None)
 
-
-class Linear:
-    def __init__(self, weights: Weights, name: str) -> None:
-        self.weight, self.bias = weights.need(f"{name}.weight"), weights.get(f"{name}.bias")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def linear(self, name: str) -> nn.Linear:
+        return linear_of(self.need(f"{name}.weight"), self.get(f"{name}.bias"))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -92,8 +88,8 @@ class Layer(nn.Module):
         super().__init__()
         self.layer_idx, self.config = index, config
         names = ("q", "k", "v", "o")
-        self.q, self.k, self.v, self.o = (Linear(weights, f"{prefix}.self_attn.{n}_proj") for n in names)
-        self.gate, self.up, self.down = (Linear(weights, f"{prefix}.mlp.{n}_proj") for n in ("gate", "up", "down"))
+        self.q, self.k, self.v, self.o = (weights.linear(f"{prefix}.self_attn.{n}_proj") for n in names)
+        self.gate, self.up, self.down = (weights.linear(f"{prefix}.mlp.{n}_proj") for n in ("gate", "up", "down"))
         self.q_norm = weights.get(f"{prefix}.self_attn.q_norm.weight")
         self.k_norm = weights.get(f"{prefix}.self_attn.k_norm.weight")
         self.after = weights.need(f"{prefix}.post_attention_layernorm.weight")
@@ -114,7 +110,8 @@ class Layer(nn.Module):
             taken = rms_norm(x, self.before, eps)
         x = x + self._attend(taken, cos, sin, ctx)
         wide = rms_norm(x, self.after, eps)
-        return x + self.down(silu(self.gate(wide)) * self.up(wide))
+        inner: Tensor = self.down(silu(self.gate(wide)) * self.up(wide))
+        return x + inner
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, ctx: Any) -> Tensor:
         count, size, eps = len(x), self.config.head_size, self.config.eps
@@ -123,10 +120,11 @@ class Layer(nn.Module):
         k = rotate(rms_norm(k, self.k_norm, eps), cos, sin)
         query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
         out, _ = attention.attend(self, query, key, value, None, dw_ctx=ctx)
-        return self.o(out[0].reshape(count, -1))
+        joined: Tensor = self.o(out[0].reshape(count, -1))
+        return joined
 
 
-class EagleHead:
+class EagleHead(nn.Module):
     """A `Head` (see `feature_drafter`) read from a checkpoint. ConfigError where it doesn't fit the target."""
 
     def __init__(
@@ -134,14 +132,15 @@ class EagleHead:
     ) -> None:
         if target.model is None:
             raise ConfigError("an EAGLE drafter runs beside its target; give it no placement of its own")
+        super().__init__()
         weights = Weights(reader, target)
         self.config, self.hidden_layers = config, hidden_layers
         self.dtype, self.device = weights.dtype, weights.device
         self.hidden_size = self.width = int(config.dims["hidden_size"])
-        self._layers = self._read_layers(weights)
+        self._layers = nn.ModuleList(self._read_layers(weights))
         self.kv = [KVShape(config.kv_heads, config.head_size, config.head_size)] * len(self._layers)
         self._rope = Rope(config, self.device)
-        self._fc = Linear(weights, "fc") if "fc.weight" in weights.names else None
+        self._fc = weights.linear("fc") if "fc.weight" in weights.names else None
         self._pairs = not self._layers[0].wide  # EAGLE-1 joins embedding and hidden state by fc
         self._read_norms(weights, reader)
         own = weights.get("embed_tokens.weight")
@@ -183,7 +182,7 @@ class EagleHead:
     def _read_vocabulary(self, weights: Weights, reader: CheckpointReader, target: TargetInfo) -> None:
         head = weights.get("lm_head.weight")
         shared: Any = target.model
-        self._lm_head = shared.get_output_embeddings() if head is None else lambda x: linear(x, head)
+        self._lm_head: nn.Module = shared.get_output_embeddings() if head is None else linear_of(head, None)
         self.target_ids: Tensor | None = None
         reader.skip(name for name in ("t2d",) if name in weights.names)
         size = target.vocab_size if head is None else len(head)

@@ -51,7 +51,7 @@ class Growing(Protocol):
 class Growth:
     """Every child that the shape allows, in the order of levels until the node budget is used up.
 
-    Where the shape names its nodes, only those.
+    Where the shape names its nodes, only those. Nodes at the end of a level that get no children are not its frontier.
     """
 
     def __init__(self, shape: DraftShape) -> None:
@@ -88,9 +88,21 @@ class Growth:
         self._levels.append((chosen, self.frontier[rows], confidences[rows, columns].astype(np.float32, copy=False)))
         if self.shape.paths:
             self._ranks = [(*self._ranks[row], rank) for row, rank in zip(rows.tolist(), columns.tolist(), strict=True)]
-        self.frontier = np.arange(self.size, self.size + len(rows))
         self.paths = np.concatenate([self.paths[rows], chosen[:, None]], axis=1)
+        self.frontier = np.arange(self.size, self.size + len(rows))
         self.size += len(rows)
+        parents = self._parents_to_be()
+        self.frontier, self.paths, self._ranks = self.frontier[:parents], self.paths[:parents], self._ranks[:parents]
+
+    def _parents_to_be(self) -> int:
+        """How many nodes of the newest level have room for children."""
+        depth = self.paths.shape[1]
+        if depth >= self.shape.depth:
+            return 0
+        if self.shape.paths:
+            above = {path[:-1] for path in self.shape.paths if len(path) == depth + 1}
+            return max((row + 1 for row, ranks in enumerate(self._ranks) if ranks in above), default=0)
+        return -(-(self.shape.nodes - self.size) // self.shape.branching[depth])
 
     def tree(self) -> DraftTree:
         if not self._levels:

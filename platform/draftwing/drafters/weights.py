@@ -40,18 +40,23 @@ class Weights:
     def linear(self, name: str, inputs: int | None, outputs: int | None, bias: bool | None = False) -> nn.Linear:
         """bias None: as stored."""
         weight = self.take(f"{name}.weight", outputs, inputs)
-        with torch.device("meta"):
-            module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        module.weight = nn.Parameter(weight, requires_grad=False)
-        if bias or (bias is None and f"{name}.bias" in self):
-            module.bias = nn.Parameter(self.take(f"{name}.bias", weight.shape[0]), requires_grad=False)
-        return module
+        has_bias = bias or (bias is None and f"{name}.bias" in self)
+        return linear_of(weight, self.take(f"{name}.bias", weight.shape[0]) if has_bias else None)
 
     def count(self, prefix: str) -> int:
         """Modules that are numbered below a prefix, as in `layers.0`, `layers.1`."""
         inside = (name.removeprefix(f"{prefix}.") for name in self._stored if name.startswith(f"{prefix}."))
         parts = [name.split(".")[0] for name in inside]
         return max((int(part) + 1 for part in parts if part.isdecimal()), default=0)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=False)
+    return module
 
 
 def _renamed(name: str, aliases: Mapping[str, str]) -> str:
