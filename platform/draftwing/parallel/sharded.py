@@ -102,18 +102,17 @@ def check_ranks(config: Config, folder: ModelFolder, *, here: bool) -> None:
     ranks = config.parallel.ranks
     if ranks == 1:
         return
-    key = "parallel.expert" if config.parallel.expert > 1 else "parallel.tensor"
-    if here:
-        device = choose_device(config.model.device)
-        cuda = device.type == "cuda"
-        there = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
-        if ranks > there:
-            raise SetupError(
-                f"{key} is {ranks}, and this machine has {there} {'GPUs' if cuda else 'CPUs'}, one of which each rank "
-                f"needs; expected at most {there}, or set RAY_ADDRESS to a cluster that has more"
-            )
-    values = read_config(folder.path)
-    split_of(hf.meta_model(values), config.parallel, folder.source)
+    split_of(hf.meta_model(read_config(folder.path)), config.parallel, folder.source)
+    if not here:
+        return
+    cuda = choose_device(config.model.device).type == "cuda"
+    there = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
+    if ranks > there:
+        key = "parallel.expert" if config.parallel.expert > 1 else "parallel.tensor"
+        raise SetupError(
+            f"{key} is {ranks}, and this machine has {there} {'GPUs' if cuda else 'CPUs'}, one of which each rank "
+            f"needs; expected at most {there}, or set RAY_ADDRESS to a cluster that has more"
+        )
 
 
 def _own_threads(device: torch.device, ranks: int) -> int | None:
