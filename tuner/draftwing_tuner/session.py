@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
 from draftwing.prompts import prompt_texts, random_prompts
-from draftwing_tuner.bench import Clock
-
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+from draftwing_tuner.bench import CLOCKS, Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
-from draftwing.checkpoints.published import Published, read_published
+from draftwing.checkpoints.published import read_headers
 from draftwing.checkpoints.resolve import Layout, layer_count, resolve
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
@@ -64,11 +64,11 @@ def inspect_checkpoint(
         if file.suffix != ".gguf":
             raise ConfigError(f"{path} is a file; accepted: a folder, a .gguf file or a hub id (org/name)")
         return _gguf(path, read_gguf(file))
-    published = read_published(path, revision, progress)
+    published = read_headers(path, revision, progress)
     config, tensors = published.config, published.tensors
-    layout = resolve(config, {name: tensor.shape for name, tensor in tensors.items()}, path)
+    layout = resolve(config, published.shapes, path)
     layers = target_layers(target, progress) if target else merged_config(config).get("num_target_layers")
-    features = _features(layout, published, layers or FAR, reading)
+    features = _features(layout, config, tensors, layers or FAR, reading)
     by_rule = features is not None and features.by_rule and layers is None
     named = config.get("architectures") or [str(config.get("model_type", "not named"))]
     return Inspection(
@@ -92,23 +92,25 @@ def target_layers(target: str, progress: Progress = silent) -> int:
         header = read_gguf(file)
         count = header.metadata.get(f"{header.architecture}.block_count")
     else:
-        count = layer_count(read_published(target, None, progress).config)
+        count = layer_count(read_headers(target, None, progress).config)
     if not isinstance(count, int) or not count:
         raise ConfigError(f"target {target} doesn't say how many layers it has (num_hidden_layers)")
     return count
 
 
-def _features(layout: Layout, published: Published, layers: int, reading: Reading) -> FeatureLayers | None:
+def _features(
+    layout: Layout, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], layers: int, reading: Reading
+) -> FeatureLayers | None:
     if layout.method == "eagle3":
-        nested = published.config.get("eagle_config") or {}
-        return eagle_layers(published.config, layers, reading) if nested.get("use_aux_hidden_state", True) else None
+        nested = config.get("eagle_config") or {}
+        return eagle_layers(config, layers, reading) if nested.get("use_aux_hidden_state", True) else None
     if layout.method not in ("dflash", "dflash2", "dspark"):
         return None
-    config = merged_config(published.config)
-    contexts = (published.tensors.get(name) for name in ("fc.weight", "encoder.fc.weight", "context_proj.weight"))
+    merged = merged_config(config)
+    contexts = (tensors.get(name) for name in ("fc.weight", "encoder.fc.weight", "context_proj.weight"))
     width = next(tensor.shape[1] for tensor in contexts if tensor is not None)
-    count = width // int(config.get("hidden_size") or width)
-    return block_layers(config, count, layers, reading, speculators="transformer_layer_config" in published.config)
+    count = width // int(merged.get("hidden_size") or width)
+    return block_layers(merged, count, layers, reading, speculators="transformer_layer_config" in config)
 
 
 def _refused(layout: Layout, config: Mapping[str, Any], where: str) -> str | None:
