@@ -114,7 +114,7 @@ def test_drafters_lie_on_rank_0() -> None:
     assert shares["small"].weight_bytes == 4 * plan.parameters
     assert shares["small"].kv_bytes_per_token == 2 * plan.kv_bytes_per_token_per_rank
     assert shares["head"].weight_bytes
-    assert shares["head"].kv_bytes_per_token == 4 * 2 * 2 * 16
+    assert shares["head"].kv_bytes_per_token == 4 * (2 * 2 * 16 + 64 // 8)  # its own layer's, and a feature a block
     assert shares["head"].note == ""
     assert "target's lm_head" in shares["older"].note
     assert shares["far"].weight_bytes is None
