@@ -6,7 +6,6 @@ of the head, A layers of the target whose hidden states it takes.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
