@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
@@ -105,9 +115,8 @@ class PlacementConfig(Section):
 class DrafterConfig(BaseModel):
     """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter).
 
-    placement: null where it runs beside the target.
-
-    The method may be left out where `path` names a checkpoint: it says the method then, when it is opened.
+    placement: null where it runs beside the target. The method may be left out where `path` names a checkpoint, which
+    says it when it is opened.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
@@ -126,6 +135,10 @@ class DrafterConfig(BaseModel):
                 f", but method {method!r} runs beside its target; a drafter with a placement has one of {accepted}"
             )
         return placement
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key != "placement" or value is not None}
 
     @model_validator(mode="before")
     @classmethod
