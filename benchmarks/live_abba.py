@@ -2,10 +2,12 @@
 
 For each drafter and concurrency the policy and plain decoding take turns on the same traffic, in blocks of steps that
 mirror each other (`draftwing_tuner.paired`). The ratio is that of committed tokens to CPU time of whole engine steps;
-wall time stands beside it. Both engines keep the text: nothing that a policy does changes a token.
+wall time stands beside it. A policy that learns from step times sees CPU time too, unless --clock wall. The text is the
+same under both: nothing that a policy does changes a token.
 
 usage: python benchmarks/live_abba.py [--mode adaptive] [--drafters ngram suffix] [--concurrency 1 2 4 8] [--rounds 10]
-           [--steps 24] [--prompts FILE] [--profile URI] [--json FILE]
+           [--steps 24] [--prompts FILE] [--profile URI] [--clock cpu]
+           [--json FILE]
 Exit code 1: at some level the upper end of the 95 % interval is below 0.97x plain.
 """
 
@@ -25,6 +27,7 @@ from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
 from draftwing.engine.step import Engine
+from draftwing_tuner.bench import CLOCKS
 from draftwing_tuner.paired import Standing, Traffic, compare, plain_policy, run_round
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,6 +89,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--profile")
     parser.add_argument("--model", default="gemma-3-270m")
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
@@ -95,6 +99,7 @@ def main() -> int:
     )
     for drafter in args.drafters:
         engine, tokenizer = build_local(config_for(drafter, args.mode, args.model, args.profile))
+        engine.clock = CLOCKS[args.clock]
         if tokenizer is None:
             raise SystemExit(f"{args.model} has no tokenizer")
         tokens = [tokenizer.encode(text) for text in prompts(args.prompts)]

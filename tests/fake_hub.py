@@ -39,6 +39,7 @@ class FakeHub:
     fail_with: int | None = None  # answer everything with this status
     silent_s: float = 0.0  # answer only after this time
     cut: dict[str, int] = field(default_factory=dict)  # file name: bytes after which its transfers end
+    sent: dict[str, int] = field(default_factory=dict)  # file name: bytes asked for
 
     def add(self, name: str, folder: Path, *, gated: bool = False, private: bool = False) -> str:
         """A repository with one commit on main, from a folder's files; the commit."""
@@ -111,17 +112,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = files[path]
         headers = {"ETag": f'"{_etag(data)}"', "X_Repo_Commit": sha, "Accept_Ranges": "bytes"}
-        start = 0
-        if given := re.match(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+        start, whole = 0, len(data)
+        if given := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             start = int(given[1])
-            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            data = data[: int(given[2]) + 1] if given[2] else data
+            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{whole}"
+        if self.command == "GET":
+            self.hub.sent[path] = self.hub.sent.get(path, 0) + len(data) - start
         most = self.hub.cut.get(path)
         if most is not None and self.command == "GET":
             headers["Content_Length"] = str(len(data) - start)
             self._answer(206 if start else 200, data[start : start + most], **headers)
             self.close_connection = True
         else:
-            self._answer(206 if start else 200, data[start:], **headers)
+            self._answer(206 if start or len(data) < whole else 200, data[start:], **headers)
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)

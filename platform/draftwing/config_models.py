@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from draftwing.errors import ConfigError
 from draftwing.limits import DEFAULT_LIMITS, RequestLimits
@@ -105,9 +115,8 @@ class PlacementConfig(Section):
 class DrafterConfig(BaseModel):
     """One drafter: a name to refer to it, a method, and that method's own options (checked by the drafter).
 
-    placement: null where it runs beside the target.
-
-    The method may be left out where `path` names a checkpoint: it says the method then, when it is opened.
+    placement: null where it runs beside the target. The method may be left out where `path` names a checkpoint, which
+    says it when it is opened.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
@@ -126,6 +135,10 @@ class DrafterConfig(BaseModel):
                 f", but method {method!r} runs beside its target; a drafter with a placement has one of {accepted}"
             )
         return placement
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key != "placement" or value is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -163,12 +176,22 @@ class PolicyConfig(Section):
             raise ValueError(str(error).removeprefix(f"policy.mode is {mode!r}")) from None
         return mode.strip()
 
-    @field_validator("profile", "targets")
+    @field_validator("targets")
     @classmethod
-    def _not_yet(cls, value: Any) -> Any:
-        if value is not None:
-            raise ValueError(", and this setting is not available in this version; remove it")
-        return value
+    def _kept(cls, targets: TargetsConfig | None) -> TargetsConfig | None:
+        if targets is not None and targets.ttft_ms is not None:
+            raise ValueError(", and ttft_ms is not available in this version; remove it, tpot_ms is")
+        return targets
+
+    def check(self) -> None:
+        """ValueError where the mode has no use for a setting, or lacks one."""
+        kind = self.mode.partition(":")[0]
+        if kind == "table" and self.profile is None:
+            raise ValueError(", but mode table needs a profile; publish one: draftwing tune")
+        if self.profile is not None and kind not in ("table", "adaptive"):
+            raise ValueError(f", but mode {self.mode!r} uses no profile; remove it, or set mode table or adaptive")
+        if self.targets is not None and kind != "adaptive":
+            raise ValueError(f", but mode {self.mode!r} knows no targets; remove them, or set mode adaptive")
 
 
 class CacheConfig(Section):
@@ -294,9 +317,11 @@ class Config(Section):
         """A drafter that was configured is used, unless the mode says otherwise."""
         drafts = any(drafter.method != "none" for drafter in info.data.get("drafters", []))
         if "mode" not in policy.model_fields_set:
-            return policy.model_copy(update={"mode": DEFAULT_MODE if drafts else "off"})
+            wanted = "adaptive" if policy.profile is not None or policy.targets is not None else DEFAULT_MODE
+            return policy.model_copy(update={"mode": wanted if drafts else "off"})
         if policy.mode != "off" and not drafts and "drafters" in info.data:
             raise ValueError(", but no drafter is configured; add one to drafters, or use mode off")
+        policy.check()
         return policy
 
     @property

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from draftwing.config import Config, LoadedConfig, load_config, parse_setting, require_model, settings
 from draftwing.config_errors import HIDDEN, MAX_PROBLEMS
+from draftwing.config_models import TargetsConfig
 from draftwing.drafters.registry import BUILT_IN
 from draftwing.errors import ConfigError
 from draftwing.limits import RequestLimits
@@ -148,10 +149,6 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
         "c.yaml:8: drafters is [{'method': 'eagle3', 'name': 'head', "
         "'path': 'yuhuili/EAGLE3-LLaMA3.3-Instru..., 3 drafters of which 0 have method auto; keep one drafter, "
         "or add one {method: auto} to choose among the others",
-        f"c.yaml:12: policy.mode is 'adaptive', which is not available in this version; expected {FORMS}",
-        "c.yaml:12: policy.profile is 's3://bucket/profiles', and this setting is not available in this version; "
-        "remove it",
-        "c.yaml:12: policy.targets is {'tpot_ms': 30}, and this setting is not available in this version; remove it",
         "c.yaml:16: server.replicas is 2, and more than one target replica is not available in this version; "
         "expected 1",
     ]
@@ -160,11 +157,31 @@ def test_what_is_not_built_yet_is_refused_by_name() -> None:
 def test_the_rest_of_the_documented_example_is_accepted() -> None:
     text = EXAMPLE.replace("replicas: 2}\n", "replicas: 1}\n")
     lines = [line for line in text.splitlines() if "eagle3" not in line and "draft_model" not in line]
-    text = "\n".join(line for line in lines if not line.startswith(("policy", "server")))
+    text = "\n".join(line for line in lines if not line.startswith("server"))
     loaded = load(text + "\nserver: {host: 127.0.0.1, port: 8000, keys: null}")
     assert loaded.config.model.dtype == "bfloat16"
     assert loaded.config.limits.context == 32768
     assert loaded.config.drafters[0].name == "lookup"
+    assert loaded.config.policy.mode == "adaptive"
+    assert loaded.config.policy.targets == TargetsConfig(tpot_ms=30)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("{mode: table}", "mode table needs a profile; publish one: draftwing tune"),
+        ("{mode: off, profile: p}", "mode 'off' uses no profile; remove it, or set mode table or adaptive"),
+        ("{mode: fixed:k=2, targets: {tpot_ms: 9}}", "mode 'fixed:k=2' knows no targets"),
+        ("{mode: adaptive, targets: {ttft_ms: 9}}", "ttft_ms is not available in this version; remove it, tpot_ms is"),
+    ],
+)
+def test_a_setting_that_the_mode_does_not_use_is_refused(policy: str, said: str) -> None:
+    assert said in problems(f"drafters: [{{method: ngram}}]\npolicy: {policy}")[0]
+
+
+def test_a_profile_or_a_target_asks_for_adaptive() -> None:
+    for policy in ("{profile: p}", "{targets: {tpot_ms: 20}}"):
+        assert load(f"drafters: [{{method: ngram}}]\npolicy: {policy}").config.policy.mode == "adaptive"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
     shape, draw = DraftShape(branching, nodes), np.random.default_rng(seed)
     growth, tokens, parents, confidences = Growth(shape), [], [], []  # type: ignore[var-annotated]
     frontier: list[int] = [-1]
-    for width in branching:
+    for width, next_width in zip(branching, (*branching[1:], None), strict=True):
         offered = draw.integers(0, VOCAB + 2, (len(frontier), max(branching)))  # some are outside of the vocabulary
         sure = draw.random(offered.shape).astype(np.float32)
         growth.add(offered, sure, VOCAB)
@@ -33,7 +33,8 @@ def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
                     tokens.append(token)
                     parents.append(node)
                     confidences.append(chance)
-        frontier = grown
+        # Only those below which there is room, were all that is offered in the vocabulary.
+        frontier = [] if next_width is None else grown[: -(-(nodes - len(tokens)) // next_width)]
         assert growth.frontier.tolist() == frontier
         for node, path in zip(frontier, growth.paths.tolist(), strict=True):
             above: list[int] = []

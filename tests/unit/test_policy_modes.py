@@ -91,8 +91,9 @@ def test_the_same_inputs_give_the_same_plan() -> None:
         ("fixed:tree=33", "width 33; expected 1 to 32"),
         ("fixed:tree=32x32", "1056 draft nodes a sequence; expected at most 512"),
         ("fixed:k=64,width=9", "576 draft nodes"),
-        ("table", "not available in this version"),
-        ("adaptive", "not available in this version"),
+        ("table:k=4", "expected off"),
+        ("adaptive:k=", "expected off"),
+        ("adaptive:k=65", "expected 0 to 64"),
     ],
 )
 def test_a_wrong_mode_is_named_with_what_is_accepted(text: str, says: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from draftwing.checkpoints.model_folder import open_folder
 from draftwing.config_models import Config
 from draftwing.engine.build import build_engine
+from draftwing.engine.shares import WholeEnds
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 from draftwing.parallel.sharded import check_ranks
 from tests.tiny_models import golden
@@ -39,3 +43,20 @@ def test_commands_of_one_process_say_so() -> None:
     document = {"model": {"path": str(golden("llama8"))}, "parallel": {"tensor": 2}}
     with pytest.raises(ConfigError, match="this command runs the model in one process"):
         build_engine(Config.model_validate(document))
+
+
+def test_a_drafter_made_of_the_targets_layers_is_refused(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(4, 2), nn.Linear(2, 4)
+
+        def get_input_embeddings(self) -> nn.Module:
+            return self.table
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.head
+
+    ends = WholeEnds(Model(), tmp_path, torch.float32, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="made of the target's own layers"):
+        ends.get_decoder()

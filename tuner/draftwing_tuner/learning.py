@@ -10,6 +10,7 @@ from math import exp, log
 from draftwing.core import NO_DRAFT, DraftShape
 from draftwing.policy.artifact import AcceptanceRow, Artifact, ScheduleRow
 from draftwing.policy.cost import CostModel
+from draftwing.policy.profile import Profile, learned_before
 from draftwing.policy.table import row_for
 from draftwing_tuner.grid import Bounds
 from draftwing_tuner.search import CHAINS, DEFAULT, Bucket, Found, Replay, best_fixed
@@ -20,6 +21,11 @@ class Learned:
     costs: CostModel
     acceptance: tuple[AcceptanceRow, ...]
     found: tuple[Found, ...]
+
+    @property
+    def profile(self) -> Profile:
+        """As a server reads it from what will be published."""
+        return Profile(self.costs, learned_before(self.acceptance), self.schedule)
 
     @property
     def schedule(self) -> tuple[ScheduleRow, ...]:

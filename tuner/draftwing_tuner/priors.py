@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from draftwing.core import DraftTree, IntArray
 from draftwing.drafters.tree import depths
-from draftwing.policy.acceptance import DEPTHS, PRIOR_LABELS, RANKS, log_odds, ranks
+from draftwing.policy.acceptance import DEPTHS, PRIOR_LABELS, RANKS
 from draftwing.policy.artifact import AcceptanceRow
 from draftwing.policy.base import CLASSES, acceptance_class
+from draftwing.policy.nodes import log_odds, ranks
 from draftwing_tuner.trace import Trace
 
 Floats = npt.NDArray[np.float64]

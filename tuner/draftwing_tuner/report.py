@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from html import escape
+from math import log
 from pathlib import Path
+from statistics import fmean
 from string import Template
 from typing import Any
 
@@ -20,7 +22,7 @@ from draftwing_tuner.paired import Ratio, Standing
 from draftwing_tuner.search import Found
 from draftwing_tuner.session import Session
 from draftwing_tuner.show import table
-from draftwing_tuner.tuning import TABLE, Tuned
+from draftwing_tuner.tuning import ADAPTIVE, TABLE, Tuned
 
 SCHEMA = 1
 WIDTH, HEIGHT, EDGE = 640, 220, 44
@@ -42,9 +44,19 @@ def clock_of(standing: Standing, clock: str) -> Ratio:
 
 
 def command(session: Session, tuned: Tuned, config: Path | None) -> str:
-    """What uses the profile."""
+    """What uses the profile, in the mode that did better on the engine."""
     file = f" -c {config}" if config is not None else ""
-    return f"draftwing serve{file} --set policy.profile={tuned.uri} --policy {TABLE}"
+    return f"draftwing serve{file} --set policy.profile={tuned.uri} --policy {better_mode(session, tuned)}"
+
+
+def better_mode(session: Session, tuned: Tuned) -> str:
+    """Of table and adaptive, by the mean log-ratio over all levels; a level whose drafts were withdrawn is plain."""
+
+    def mean(mode: str) -> float:
+        ratios = [clock_of(s, session.clock) for level in tuned.levels for s in level.standings if s.policy == mode]
+        return fmean(log(1.0 if mode == TABLE and ratio.high < 1 else ratio.mean) for ratio in ratios)
+
+    return max((ADAPTIVE, TABLE), key=mean)
 
 
 def document(session: Session, tuned: Tuned) -> dict[str, Any]:
@@ -88,10 +100,10 @@ def print_result(session: Session, tuned: Tuned, report: Path, line: str) -> Non
 
 
 def schedule_rows(schedule: Seq[ScheduleRow]) -> tuple[list[str], list[list[str]]]:
-    columns = ["up to", "context", "draft", "tokens/step", "tokens/s", "over plain"]
+    columns = ["requests, up to", "context", "draft", "tokens/step", "tokens/s", "over plain"]
     return columns, [
         [
-            f"{row.batch} sequences",
+            f"{row.batch} at once",
             f"{row.context}",
             shape_text(DraftShape(row.branching, row.nodes)),
             f"{row.tokens:.2f}",

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftwing.checkpoints.cache import Progress, cache_root
+from draftwing.checkpoints.tokenizer import TextTokenizer
 from draftwing.config_models import Config, PolicyConfig
 from draftwing.engine.build import build_local
 from draftwing.engine.identity import profile_key
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
 from draftwing.prompts import prompt_texts, random_prompts
-from draftwing_tuner.bench import Clock
-
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+from draftwing_tuner.bench import CLOCKS, Clock
 
 
 @dataclass(frozen=True, slots=True)

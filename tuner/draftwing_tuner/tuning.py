@@ -13,7 +13,7 @@ from draftwing.errors import ConfigError, DraftwingError
 from draftwing.policy.artifact import Artifact, CostRow, ScheduleRow, current, curves_of_rows, read_artifact
 from draftwing.policy.base import Policy
 from draftwing.policy.cost import CostModel
-from draftwing.policy.modes import FixedPolicy, OffPolicy
+from draftwing.policy.modes import FixedPolicy, OffPolicy, parse_mode
 from draftwing.policy.table import TablePolicy
 from draftwing_tuner.bench import bounds_of
 from draftwing_tuner.collecting import collect_all
@@ -31,7 +31,7 @@ from draftwing_tuner.validate import PLAIN, Level, validate, withdrawn
 HELD_OUT = 3  # one prompt in so many validates, and teaches nothing
 MEASURE, COLLECT, VALIDATE = 0.5, 0.65, 0.95  # of the budget: by when each part should end
 MOST_ROUNDS = 12
-TABLE = "table"
+TABLE, ADAPTIVE = "table", "adaptive"
 NO_DRAFTER = "nothing would be drafted: configure a drafter (drafters, or --drafter ngram)"
 
 
@@ -154,12 +154,14 @@ def _validate(
     *,
     until: float,
 ) -> list[Level]:
-    drafter = session.config.drafter_name
-    shape, _ = best_fixed(replay, learned.found, session.engine.drafting.drafter.traits.max_depth)
+    drafter, traits = session.config.drafter_name, session.engine.drafting.drafter.traits
+    shape, _ = best_fixed(replay, learned.found, traits.max_depth)
     policies: dict[str, Policy] = {PLAIN: OffPolicy()}
     if shape.nodes:
         policies[f"best single shape {shape_text(shape)}"] = FixedPolicy(drafter, shape)
     policies[TABLE] = TablePolicy(drafter, learned.schedule)
+    policies[ADAPTIVE] = parse_mode(ADAPTIVE, drafter, traits, learned.profile)
+    session.engine.clock = session.now  # what it learns step times by
     batches = sorted({one.bucket.batch for one in learned.found})
     levels = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
     with bar("validating") as update:

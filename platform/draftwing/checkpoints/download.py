@@ -104,7 +104,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 
 @contextmanager
-def _explained(hub: Hub, repo: str, revision: str | None) -> Iterator[None]:
+def explained(hub: Hub, repo: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's refusals into ours; what only says that it can't be reached passes."""
     try:
         yield
@@ -216,7 +216,7 @@ def download(
     reason = "offline mode is on"
     if not hub.offline:
         try:
-            with _explained(hub, repo, revision):
+            with explained(hub, repo, revision):
                 return _fetch(hub, repo, revision, wanted, trust_remote_code, progress, drafter)
         except UNREACHABLE as error:
             reason = f"{hub.endpoint} can't be reached ({_reason(error)})"
@@ -236,7 +236,7 @@ def config_of(repo: str, revision: str | None, hub: Hub) -> dict[str, Any]:
     """config.json of a hub model, and nothing else of it. Errors as for `download`."""
     disable_progress_bars()
     try:
-        with _explained(hub, repo, revision):
+        with explained(hub, repo, revision):
             path = hf_hub_download(
                 repo,
                 "config.json",

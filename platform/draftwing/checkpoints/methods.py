@@ -26,8 +26,7 @@ def settle_methods(config: Config, progress: Progress = silent) -> Config:
 def layout_of(path: str, revision: str | None = None, progress: Progress = silent) -> Layout:
     """What the checkpoint is that a folder or hub id names. ConfigError, SetupError."""
     published = read_published(path, revision, progress)
-    shapes = {name: tensor.shape for name, tensor in published.tensors.items()}
-    return resolve(published.config, shapes, path)
+    return resolve(published.config, published.shapes, path)
 
 
 def _settled(entry: DrafterConfig, index: int, target: str, progress: Progress) -> DrafterConfig:

@@ -5,6 +5,7 @@ Loads no torch, except for archives of before torch 1.6, which only torch can re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from draftwing.checkpoints.weight_files import INDEX, SINGLE, StoredTensor, read
 from draftwing.errors import ConfigError
 
 ARCHIVES = (".bin", ".pt", ".pth")
+FURTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states")
 
 
@@ -33,6 +35,11 @@ class Published:
     def tensors(self) -> dict[str, StoredTensor]:
         return {name: tensor for tensors in self.files.values() for name, tensor in tensors.items()}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By name; of the experts of a layer, which are alike and thousands, the first."""
+        return {name: t.shape for name, t in self.tensors.items() if not FURTHER_EXPERT.search(name)}
+
 
 def find_folder(path: str, revision: str | None = None, progress: Progress = silent) -> Path:
     """The folder of what `drafters.N.path` names, downloaded where it is a hub id. ConfigError, SetupError."""
@@ -46,6 +53,19 @@ def find_folder(path: str, revision: str | None = None, progress: Progress = sil
     return download(path, revision, Hub.from_environment(), progress, drafter=True)[0]
 
 
+def read_headers(path: str, revision: str | None = None, progress: Progress = silent) -> Published:
+    """As `read_published`, but a hub id's weights are not downloaded where their headers can be had alone."""
+    if not Path(path).expanduser().exists():
+        from draftwing.checkpoints.download import HUB_ID, Hub
+        from draftwing.checkpoints.remote_headers import remote_headers
+
+        if HUB_ID.fullmatch(path) and (found := remote_headers(path, revision, Hub.from_environment())):
+            config, files = found
+            _refuse_twice(path, files)
+            return Published(path, Path(path), config, files)
+    return read_published(path, revision, progress)
+
+
 def read_published(path: str, revision: str | None = None, progress: Progress = silent) -> Published:
     """ConfigError, SetupError: as for a model, naming what is wrong."""
     folder = find_folder(path, revision, progress)
@@ -54,32 +74,35 @@ def read_published(path: str, revision: str | None = None, progress: Progress = 
         hint = f"; it holds {ggufs[0].name}: name that file itself" if ggufs else ""
         raise ConfigError(f"{folder} has no config.json, so it is no checkpoint of a model or drafter{hint}")
     config = read_json(folder / "config.json")
-    found = {file: _header(file, progress) for file in weight_files(folder)}
-    names: set[str] = set()
-    for file, tensors in found.items():
-        if twice := names & tensors.keys():
-            raise ConfigError(f"{folder}: tensor {min(twice)} is in {file.name} and in another file too; keep one")
-        names |= tensors.keys()
+    found = _headers(folder, progress)
+    _refuse_twice(str(folder), found)
     return Published(path, folder, config, found)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, else its torch archives. ConfigError where it has neither."""
+def _refuse_twice(where: str, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
+    names: set[str] = set()
+    for file, tensors in files.items():
+        if twice := names & tensors.keys():
+            raise ConfigError(f"{where}: tensor {min(twice)} is in {file.name} and in another file too; keep one")
+        names |= tensors.keys()
+
+
+def _headers(folder: Path, progress: Progress) -> dict[Path, Mapping[str, StoredTensor]]:
+    """Of the safetensors files of a folder, else of its torch archives. ConfigError where it has neither."""
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
-        return list(read_weight_files(folder).files)
+        weights = read_weight_files(folder)
+        return dict(zip(weights.files, weights.held, strict=True))
     if files := sorted(folder.glob("*.safetensors")):
-        return files
+        return {file: read_header(file)[1] for file in files}
     archives = [
         path for path in sorted(folder.iterdir()) if path.suffix in ARCHIVES and not path.name.startswith(NO_WEIGHTS)
     ]
     if not archives:
         raise ConfigError(f"{folder} has no weights; expected *.safetensors, or *.bin or *.pt")
-    return archives
+    return {file: _archive(file, progress) for file in archives}
 
 
-def _header(file: Path, progress: Progress) -> dict[str, StoredTensor]:
-    if file.suffix not in ARCHIVES:
-        return read_header(file)[1]
+def _archive(file: Path, progress: Progress) -> dict[str, StoredTensor]:
     found = read_archive_header(file)
     if found is None:
         from draftwing.checkpoints.drafter import converted  # loads torch

@@ -16,6 +16,8 @@ BYTES = {"float32": 4, "bfloat16": 2}
 EDGE_TOKENS = 8  # drafters that recycle a hidden state keep one a block, planned as one in so many tokens
 IDS = ("d2t", "t2d", *TOKEN_MAPS)
 LAYER = re.compile(r"(?:.*\.)?(?:(?:layers|h|blocks)\.(\d+)|mtp_layers\.(\d+)|midlayer)\.(.+)")
+MAIN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 CACHED = ("k_proj.weight", "v_proj.weight", "kv_a_proj_with_mqa.weight")
 DIMENSIONS = {
     "hidden_size": ("hidden_size", "n_embd"),
@@ -70,7 +72,7 @@ def _is_module(name: str, layers: int) -> bool:
     """Whether a tensor belongs to what drafts for the model it lies in."""
     if name.startswith(("mtp.", "model.mtp_layers.", "medusa_head.")):
         return True
-    m = re.match(r"model\.layers\.(\d+)\.", name)
+    m = MAIN_LAYER.match(name)
     return m is not None and 0 < layers <= int(m[1])
 
 
@@ -129,7 +131,7 @@ def dimensions(config: Mapping[str, Any], tensors: Tensors) -> dict[str, int]:
     }
     if "head_size" not in found and {"hidden_size", "attention_heads"} <= found.keys():
         found["head_size"] = found["hidden_size"] // found["attention_heads"]
-    if block := tensors.get("0.0.linear.weight"):
+    if (block := tensors.get("0.0.linear.weight")) and block.shape:
         found.setdefault("hidden_size", block.shape[0])
     return found
 
@@ -139,7 +141,8 @@ def draft_vocabulary(layout: Layout, tensors: Tensors) -> int | None:
     if layout.role == "target" and layout.method != "medusa":
         return None
     forms = [projection for _, projection in MEDUSA.values()] if layout.method == "medusa" else [r"lm_head\.weight"]
-    return next((t.shape[0] for name, t in tensors.items() if any(re.fullmatch(f, name) for f in forms)), None)
+    found = (t.shape[0] for name, t in tensors.items() if t.shape and any(re.fullmatch(f, name) for f in forms))
+    return next(found, None)
 
 
 def grouped(tensors: Tensors) -> list[TensorGroup]:
@@ -147,6 +150,6 @@ def grouped(tensors: Tensors) -> list[TensorGroup]:
     counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
     for name in sorted(tensors):
         tensor = tensors[name]
-        key = (re.sub(r"(?<![^.])\d+(?=\.)", "*", name), tensor.dtype, tensor.shape)
+        key = (NUMBER.sub("*", name), tensor.dtype, tensor.shape)
         counts[key] = counts.get(key, 0) + 1
     return [TensorGroup(name, dtype, shape, count) for (name, dtype, shape), count in counts.items()]

@@ -33,10 +33,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """files in loading order; headers: the raw header bytes of each, tensors: all that the headers name."""
+    """files in loading order; headers: the raw header bytes of each, held: the tensors it names, tensors: all."""
 
     files: tuple[Path, ...]
     headers: tuple[bytes, ...]
+    held: tuple[dict[str, StoredTensor], ...]
     tensors: dict[str, StoredTensor]
 
     def bytes_as(self, float_bytes: int) -> int:
@@ -131,12 +132,13 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
 def read_weight_files(folder: Path) -> WeightFiles:
     """Check every weight file of a model folder without reading the weights; ConfigError names the first fault."""
     files, placed = _shards(folder)
-    headers = []
+    headers, held = [], []
     tensors: dict[str, StoredTensor] = {}
     where: dict[str, str] = {}
     for path in files:
         header, found = read_header(path)
         headers.append(header)
+        held.append(found)
         tensors.update(found)
         where.update(dict.fromkeys(found, path.name))
     astray = [name for name, file in placed.items() if where.get(name) != file]
@@ -145,4 +147,4 @@ def read_weight_files(folder: Path) -> WeightFiles:
             f"{folder}: {INDEX} places tensor {astray[0]} in {placed[astray[0]]}, which does not hold it; "
             "files of two revisions are mixed, download the model again"
         )
-    return WeightFiles(tuple(files), tuple(headers), tensors)
+    return WeightFiles(tuple(files), tuple(headers), tuple(held), tensors)

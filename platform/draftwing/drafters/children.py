@@ -18,7 +18,8 @@ from torch import Tensor
 
 from draftwing.core import DraftSources, FloatArray, IntArray
 from draftwing.engine.noise import gumbel
-from draftwing.engine.processors import SampleRows, process, to_device
+from draftwing.engine.processors import SampleRows, edited, process, to_device
+from draftwing.engine.selection import largest
 
 HASHED = 64  # best entries of q whose noise is drawn; a lower one wins too seldom to pay for
 
@@ -28,27 +29,49 @@ class Children:
     """tokens [M, W], best first; confidences [M, W]: q of each given its parent, after temperature.
 
     With noise that is a draw without replacement from `sources`: Gumbel noise on log q is one (Kool, van Hoof, Welling:
-    Stochastic Beams and Where to Find Them, 2019).
+    Stochastic Beams and Where to Find Them, 2019). None: nobody asked.
     """
 
     tokens: IntArray
     confidences: FloatArray
-    sources: DraftSources
+    sources: DraftSources | None = None
+
+    def take(self, rows: IntArray) -> Children:
+        sources = self.sources and DraftSources(self.sources.ids[rows], self.sources.weights[rows])
+        return Children(self.tokens[rows], self.confidences[rows], sources)
 
 
 @torch.inference_mode()
-def children(logits: Tensor, rows: SampleRows, width: int) -> Children:
-    """The `width` best children of each node: logits [M, V] of the drafter, rows as of the target's own choice."""
-    values = process(logits, rows)
-    top = values.topk(min(max(HASHED, width), values.shape[1]), dim=-1)
-    keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
-    noise = gumbel(to_device(keys, values), to_device(rows.positions, values), top.indices)
-    noisy = to_device(rows.parameter("temperature") > 0, values)[:, None]
-    best = torch.where(noisy, top.values + noise, top.values).topk(min(width, top.values.shape[1]), dim=-1).indices
-    chosen = top.values.gather(1, best)
-    confidences = (chosen - values.logsumexp(-1, keepdim=True)).exp()
-    sources = DraftSources(top.indices.cpu().numpy(), top.values.softmax(-1).cpu().numpy())
-    return Children(top.indices.gather(1, best).cpu().numpy(), confidences.float().cpu().numpy(), sources)
+def children(
+    logits: Tensor,
+    rows: SampleRows,
+    width: int,
+    ids: Tensor | None = None,
+    vocab_size: int | None = None,
+    *,
+    sources: bool = False,
+) -> Children:
+    """The `width` best children of each node: logits [M, V] of the drafter, rows as of the target's own choice.
+
+    ids, vocab_size: as for `in_target_ids`, where the logits are over a draft vocabulary. sources: wanted too; they are
+    equally many in all calls of a drafter.
+    """
+    noisy = rows.parameter("temperature") > 0
+    count = min(max(HASHED, width) if sources or noisy.any() else width, logits.shape[1])
+    if ids is not None and vocab_size is not None and edited(rows):
+        logits, ids = in_target_ids(logits, ids, vocab_size), None
+    values = process(logits[:, :vocab_size] if ids is None else logits, rows)
+    top, places = largest(values, count)
+    tokens = places if ids is None else ids.to(places.device)[places]
+    scores = top
+    if noisy.any():
+        keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
+        noise = gumbel(to_device(keys, values), to_device(rows.positions, values), tokens)
+        scores = torch.where(to_device(noisy, values)[:, None], top + noise, top)
+    best = scores.topk(min(width, scores.shape[1]), dim=-1).indices
+    shares = values.softmax(-1).gather(1, places.gather(1, best))
+    drawn_from = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy()) if sources else None
+    return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), drawn_from)
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:

@@ -11,6 +11,7 @@ from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.drafters.eagle_head import EagleHead
 from draftwing.drafters.feature_drafter import FeatureDrafter
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 log = logging.getLogger(__name__)
 
@@ -34,4 +35,5 @@ class EagleDrafter(FeatureDrafter):
             raw_last = target.layers + 1  # as `FeatureTap` counts it
             layers = tuple(raw_last if i == target.layers else i for i in found.hidden_states)
         head = EagleHead(checkpoint, target, config, layers)
+        speed_up(head, compile_kernel=target.compile)
         self.ready(head, target, dynamic=options.tree == "dynamic")

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TargetInfo
-from draftwing.drafters.children import children, in_target_ids
+from draftwing.drafters.children import children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, share
@@ -111,7 +111,8 @@ class State:
 class Growing:
     """A draft while it grows. run_*: nodes that went or go through the head, hypothetical base tokens first.
 
-    hidden [M, W]: what the frontier gave out, the root's or the last base token's at first.
+    hidden [M, W]: what the frontier gave out, the root's or the last base token's at first. kept: slots of a chain's
+    rows, which stay in scratch pages from level to level; None: the draft runs whole in each.
     """
 
     state: State
@@ -121,6 +122,7 @@ class Growing:
     growth: Growth | DynamicGrowth
     hidden: Tensor
     last: bool = False
+    kept: IntArray | None = None
     run_tokens: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     run_parents: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     run_hidden: list[Tensor] = field(default_factory=list)
@@ -144,6 +146,7 @@ class FeatureDrafter:
         self._dynamic = dynamic and not target.rejection
         self._states: dict[str, State] = {}
         self._filled = FilledBlocks()
+        self._kept = 0  # scratch slots of the chains of a call
         self.caught_up = 0  # rows run for committed tokens, prompts included
         self.holes = 0  # sequences whose beginning the drafter never saw
         self._handed = head.width - head.hidden_size
@@ -189,6 +192,7 @@ class FeatureDrafter:
         self._extend([s for s in {s.id: s for s in wanted}.values() if s.id in self._states])
         bases = [()] * len(sequences) if base is None else base
         drafts = [self._start(s, shape, more) for s, shape, more in zip(sequences, plan.shapes, bases, strict=True)]
+        self._keep_chains(drafts, bases)
         self._run_bases([draft for draft in drafts if draft is not None], bases, drafts)
         depth = 0
         while any(draft is not None and not draft.last for draft in drafts):
@@ -270,12 +274,19 @@ class FeatureDrafter:
                 self._filled.fill(sequence.table, sequence.chain, state.filled, whole)
                 state.filled = min(whole, len(sequence.chain))
 
-    def _forward(self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor, *, drafted: bool = False) -> Tensor:
-        """What the wanted rows give out, [M, W]. shifts: positions of each sequence that lie before its first slot."""
+    def _forward(
+        self, rows: list[SequenceRows], shifts: list[int], hidden: Tensor, drafted_from: list[int] | None = None
+    ) -> Tensor:
+        """What the wanted rows give out, [M, W]. shifts: positions of each sequence that lie before its first slot.
+
+        drafted_from: committed slots of each, where the rows are drafted.
+        """
         batch = build(rows)
         counts = [len(r.tokens) for r in rows]
         positions = batch.positions + np.repeat(shifts, counts)
-        depths = (batch.positions + 1 - np.repeat([r.kv_len for r in rows], counts)) * drafted
+        depths = np.zeros_like(positions)
+        if drafted_from is not None:
+            depths = batch.positions + 1 - np.repeat(drafted_from, counts)
         begins = np.concatenate([r.parents for r in rows]) < 0
         before = np.where(begins, -1, np.arange(len(begins)) - 1)
         pages: Any = self._pages
@@ -283,7 +294,7 @@ class FeatureDrafter:
         tokens, where, deep, chain, wanted = (
             torch.from_numpy(x).to(self.head.device) for x in (batch.tokens, positions, depths, before, batch.wanted)
         )
-        return self.head.forward(HeadRows(tokens, where, deep, chain, drafted, ctx), hidden)[wanted]
+        return self.head.forward(HeadRows(tokens, where, deep, chain, drafted_from is not None, ctx), hidden)[wanted]
 
     def _start(self, sequence: SequenceView, shape: DraftShape, base: Seq[int]) -> Growing | None:
         """None where nothing may be drafted, or the root's features never came."""
@@ -309,18 +320,32 @@ class FeatureDrafter:
                 draft.add_run(np.array([token], dtype=np.int64), np.array([step - 1], dtype=np.int64), draft.hidden)
             self._run(going, [1] * len(going))
 
+    def _keep_chains(self, drafts: list[Growing | None], bases: Seq[Seq[int]]) -> None:
+        """Give chains slots of their own, as far as half of the scratch pages goes."""
+        self._kept = 0
+        for draft, base in zip(drafts, bases, strict=True):
+            if draft is not None and max(draft.growth.shape.branching) == 1:
+                count = len(base) + draft.growth.shape.depth
+                if self._kept + count <= SCRATCH // 2:
+                    draft.kept = np.arange(count) + self._scratch + self._kept
+                    self._kept += count
+
     def _run(self, drafts: list[Growing], widths: list[int]) -> None:
         """Run the drafts' nodes and set `hidden` to what the newest `widths` of each give out.
 
-        A draft runs whole, because only rows of one forward can be told apart; its rows lie in scratch pages.
+        A tree runs whole, because only rows of one forward can be told apart; its rows lie in scratch pages. A chain
+        runs its newest node.
         """
-        at = 0
+        at = self._kept
         group: list[tuple[Growing, int, IntArray]] = []
         for draft, width in zip(drafts, widths, strict=True):
             count = len(draft.run_tokens)
+            if draft.kept is not None:
+                group.append((draft, width, draft.kept[:count]))
+                continue
             if at + count > SCRATCH:
                 self._run_group(group)
-                at, group = 0, []
+                at, group = self._kept, []
             group.append((draft, width, np.arange(self._scratch + at, self._scratch + at + count)))
             at += count
         self._run_group(group)
@@ -328,13 +353,18 @@ class FeatureDrafter:
     def _run_group(self, group: list[tuple[Growing, int, IntArray]]) -> None:
         if not group:
             return
-        rows = []
+        rows, hidden, committed = [], [], []
         for draft, width, scratch in group:
             context = draft.slots[draft.state.first : draft.state.next]
             slots = np.concatenate([context, scratch])
-            rows.append(SequenceRows(draft.run_tokens, draft.run_parents, slots, len(context), width))
-        hidden = torch.cat([part for draft, _, _ in group for part in draft.run_hidden])
-        out = self._forward(rows, [draft.state.first - 1 for draft, _, _ in group], hidden, drafted=True)
+            whole = draft.kept is None
+            tokens, parents = draft.run_tokens[-1:], chain_parents(1)
+            if whole:
+                tokens, parents = draft.run_tokens, draft.run_parents
+            rows.append(SequenceRows(tokens, parents, slots, len(slots) - len(tokens), width))
+            hidden += draft.run_hidden if whole else draft.run_hidden[-1:]
+            committed.append(len(context))
+        out = self._forward(rows, [draft.state.first - 1 for draft, _, _ in group], torch.cat(hidden), committed)
         for (draft, _, _), own in zip(group, torch.split(out, [width for _, width, _ in group]), strict=True):
             draft.hidden = own
 
@@ -344,11 +374,11 @@ class FeatureDrafter:
         if depth:
             self._run(level, [len(growth.frontier) for growth in growths])
         logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
-        logits = in_target_ids(logits, self.head.target_ids, self._target.vocab_size)
         rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
-        found, before = children(logits, rows, most_children(growths)), [growth.frontier for growth in growths]
-        sources = found.sources if self._target.rejection else None
-        share(growths, found.tokens, found.confidences, self._target.vocab_size, sources)
+        ids, vocabulary = self.head.target_ids, self._target.vocab_size
+        found = children(logits, rows, most_children(growths), ids, vocabulary, sources=self._target.rejection)
+        before = [growth.frontier for growth in growths]
+        share(growths, found, vocabulary)
         for draft, frontier in zip(level, before, strict=True):
             draft.last = draft.growth.ended
             if not draft.last:

@@ -29,7 +29,7 @@ from draftwing.drafters.base import (
     SequenceView,
     TargetInfo,
 )
-from draftwing.drafters.children import children, in_target_ids
+from draftwing.drafters.children import children
 from draftwing.drafters.medusa import Choices, MedusaOptions
 from draftwing.drafters.medusa_heads import MedusaHeads, read_heads
 from draftwing.drafters.sampled import Sampled
@@ -162,13 +162,14 @@ class MedusaDrafter:
         )
         samples = SampleRows([state.sampled.state for state in states], owner, np.array(lengths)[owner] + depth)
         width = 1 + max(int(tree.ranks.max()) for tree in trees)
-        logits = in_target_ids(logits, self._heads.token_map, self._target.vocab_size)
-        found = children(logits, samples, width)
+        found = children(
+            logits, samples, width, self._heads.token_map, self._target.vocab_size, sources=self._target.rejection
+        )
         drafts, first = [], 0
         for tree, count in zip(trees, depths, strict=True):
             rows = first + tree.depths
             sources = None
-            if self._target.rejection:
+            if found.sources is not None:
                 below = first + np.concatenate([[0], tree.depths[tree.depths < count - 1] + 1])
                 sources = DraftSources(found.sources.ids[below], found.sources.weights[below])
             drafts.append(

@@ -176,8 +176,8 @@ class ModelDrafter:
         growths = [draft.growth for draft in level]
         rows = level_rows(growths, [d.state.sampled.state for d in level], [len(d.tokens) for d in level])
         vocabulary = self._target.vocab_size
-        found = children(logits[:, :vocabulary], rows, most_children(growths))
-        share(growths, found.tokens, found.confidences, vocabulary, found.sources if self._target.rejection else None)
+        found = children(logits[:, :vocabulary], rows, most_children(growths), sources=self._target.rejection)
+        share(growths, found, vocabulary)
         for draft in level:
             draft.last = draft.growth.ended
 
@@ -238,6 +238,6 @@ def _frontier_rows(draft: Growing) -> SequenceRows:
     if max(draft.growth.shape.branching) == 1:
         at = context + len(tree) - 1
         return SequenceRows(tree.tokens[-1:], chain_parents(1), draft.slots[: at + 1], at, 1)
-    return SequenceRows(
-        tree.tokens, tree.parents, draft.slots[: context + len(tree)], context, len(draft.growth.frontier)
-    )
+    count = int(draft.growth.frontier[-1]) + 1  # what follows has no children
+    slots = draft.slots[: context + count]
+    return SequenceRows(tree.tokens[:count], tree.parents[:count], slots, context, len(draft.growth.frontier))

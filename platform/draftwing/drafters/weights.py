@@ -40,18 +40,40 @@ class Weights:
     def linear(self, name: str, inputs: int | None, outputs: int | None, bias: bool | None = False) -> nn.Linear:
         """bias None: as stored."""
         weight = self.take(f"{name}.weight", outputs, inputs)
-        with torch.device("meta"):
-            module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        module.weight = nn.Parameter(weight, requires_grad=False)
-        if bias or (bias is None and f"{name}.bias" in self):
-            module.bias = nn.Parameter(self.take(f"{name}.bias", weight.shape[0]), requires_grad=False)
-        return module
+        has_bias = bias or (bias is None and f"{name}.bias" in self)
+        return linear_of(weight, self.take(f"{name}.bias", weight.shape[0]) if has_bias else None)
+
+    def get(self, *names: str) -> Tensor | None:
+        """The first of these that is stored, of any shape."""
+        name = next((name for name in names if name in self), None)
+        return None if name is None else self._checkpoint.read(self._stored[name]).to(self._device, self._dtype)
+
+    def target_ids(self, outputs: int, vocab_size: int) -> Tensor | None:
+        """The target's id of each output, from `d2t`, which holds offsets; None without. ConfigError: they can't be."""
+        if "d2t" not in self:
+            return None
+        ids = self.take("d2t", outputs).long() + torch.arange(outputs, device=self._device)
+        if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) != len(ids):
+            raise ConfigError(
+                f"the drafter's d2t leads to ids from {int(ids.min())} to {int(ids.max())}; expected different ids "
+                f"from 0 to {vocab_size - 1}"
+            )
+        return ids
 
     def count(self, prefix: str) -> int:
         """Modules that are numbered below a prefix, as in `layers.0`, `layers.1`."""
         inside = (name.removeprefix(f"{prefix}.") for name in self._stored if name.startswith(f"{prefix}."))
         parts = [name.split(".")[0] for name in inside]
         return max((int(part) + 1 for part in parts if part.isdecimal()), default=0)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=False)
+    return module
 
 
 def _renamed(name: str, aliases: Mapping[str, str]) -> str:

@@ -7,24 +7,28 @@ from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.memory import available_bytes
 from draftwing.checkpoints.methods import settle_methods
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.auto import AutoDrafter
-from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
+from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterTraits, TargetInfo
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
+from draftwing.engine.identity import profile_key
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.shares import Ranks
-from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
-from draftwing.policy.modes import parse_mode
+from draftwing.kernels.speedup import speed_up
+from draftwing.policy.artifact import read_artifact
+from draftwing.policy.base import Policy
+from draftwing.policy.modes import OffPolicy, parse_mode
+from draftwing.policy.profile import profile_of
 from draftwing.prompts import PROMPTS, random_prompts
 
 CPU_CACHE_FRACTION = 0.25  # of the memory still available: a CPU's memory is everybody's
@@ -89,7 +93,6 @@ def engine_for(
     pool, own = paged(config, target, layers, drafter.traits.kv_bytes_per_token, tell, ranks)
     drafter.reserve(pool.blocks, pool.block_tokens)
     runner = own if ranks is None else ranks.leading(own, pool)
-    policy = parse_mode(config.policy.mode, config.drafter_name, drafter.traits)
     placement = config.drafters[0].placement if config.drafters else None
     limits = Limits(
         config.limits.sequences,
@@ -101,9 +104,20 @@ def engine_for(
     facts = TargetFacts(context, target.eos_token_ids, decoder)
     rejection = config.sampling == "rejection"
     tap = FeatureTap(target.model, drafter.traits.hidden_layers) if drafter.traits.hidden_layers else None
-    return assemble(
-        runner, facts, pool=pool, limits=limits, drafter=drafter, policy=policy, rejection=rejection, tap=tap
+    engine = assemble(
+        runner, facts, pool=pool, limits=limits, drafter=drafter, policy=OffPolicy(), rejection=rejection, tap=tap
     )
+    engine.policy = _policy(config, engine, drafter.traits)
+    return engine
+
+
+def _policy(config: Config, engine: Engine, traits: DrafterTraits) -> Policy:
+    """ConfigError where the profile is of something else than this engine."""
+    settings, profile = config.policy, None
+    if settings.profile is not None:
+        profile = profile_of(read_artifact(settings.profile, profile_key(config, engine)))
+    tpot_ms = None if settings.targets is None else settings.targets.tpot_ms
+    return parse_mode(settings.mode, config.drafter_name, traits, profile, tpot_ms)
 
 
 def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:

@@ -120,13 +120,18 @@ class SampleRows:
 
 def edit(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     """Logits [M, V] after bias, masks and penalties: float32; `logits` itself where no sequence asks for any."""
-    if not any(map(_edited, rows.sequences)):
+    if not edited(rows):
         return logits
     values = logits.to(torch.float32, copy=True)
     _add_bias(values, rows)
     _mask_ends(values, rows)
     _penalise(values, rows)
     return values
+
+
+def edited(rows: SampleRows) -> bool:
+    """Whether any row's logits are changed by more than a temperature."""
+    return any(map(_edited, rows.sequences))
 
 
 def divisors(rows: SampleRows, like: torch.Tensor) -> torch.Tensor | None:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from draftwing.core import FloatArray, IntArray
+
 LOWEST = torch.finfo(torch.float32).min
 _BLOCK = 256  # entries whose maximum is kept, at most: a power of two
+_SMALL_BLOCK = 64  # entries of a block where few of the largest are wanted
 _NARROW = 4096  # rows up to this width have blocks of one entry
 _CACHED = 1 << 16  # entries searched at once on a CPU, so that they stay in its cache
 _FEW = 16  # divides the size of a block, unless that is 1
@@ -214,6 +217,29 @@ def exp(values: torch.Tensor) -> torch.Tensor:
     if values.device.type == "cpu":
         return torch.from_numpy(np.exp(values.numpy(), out=values.numpy()))
     return values.exp_()
+
+
+def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entries of each row of float32 [R, V], in no order: values, ids [R, count or V]. Of equal ones, any.
+
+    They lie in the `count` blocks of the highest maxima, so no more is searched on a CPU.
+    """
+    rows, width = values.shape
+    size = min(width & -width, _SMALL_BLOCK)
+    if values.device.type != "cpu" or width < 4 * count * size or size < _SMALL_BLOCK // 4:
+        top = values.topk(min(count, width), dim=-1)
+        return top.values, top.indices
+    blocks = values.reshape(rows, -1, size)
+    best = _last(blocks.amax(-1).numpy(), count)
+    some = blocks.numpy()[np.arange(rows)[:, None], best].reshape(rows, -1)
+    place = _last(some, count)
+    ids = np.take_along_axis(best, place // size, 1) * size + place % size
+    return torch.from_numpy(np.take_along_axis(some, place, 1)), torch.from_numpy(ids)
+
+
+def _last(values: FloatArray, count: int) -> IntArray:
+    """Places of the largest entries of each row, NaN among them."""
+    return np.argpartition(values, values.shape[1] - count, axis=1)[:, -count:]
 
 
 def nonzero(flags: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
 from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.split import Split
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import ModelRunner, Runner
-from draftwing.engine.split import Split
 from draftwing.errors import ConfigError
 
 
@@ -118,6 +118,7 @@ class WholeEnds(nn.Module):
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         self._names = {"embedding": names[embedding], "head": names[head]}
         self._bare = {"embedding": _bare(embedding), "head": _bare(head)}
+        self._stored = {part: _stored(module) for part, module in (("embedding", embedding), ("head", head))}
         self._folder, self._dtype, self._device = folder, dtype, device
         self._read: set[str] = set()
 
@@ -127,11 +128,17 @@ class WholeEnds(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self._whole("head")
 
+    def get_decoder(self) -> nn.Module:
+        raise ConfigError(
+            "this drafter is made of the target's own layers (method mtp), which lie in shares on several ranks; "
+            "run the target on one rank, or use another drafter"
+        )
+
     def _whole(self, part: str) -> nn.Module:
         module = self._bare[part]
         if part not in self._read:
             stored = open_checkpoint(str(self._folder))
-            for key in module._parameters:
+            for key in self._stored[part]:
                 name = f"{self._names[part]}.{key}"
                 if name not in stored and part == "head":
                     name = f"{self._names['embedding']}.{key}"  # tied
@@ -144,9 +151,13 @@ class WholeEnds(nn.Module):
 def _bare(module: nn.Module) -> nn.Module:
     """A copy without weights, and without what transformers hangs on a module that is cut."""
     bare = copy.copy(module)
-    bare._parameters = {key: None for key, parameter in module._parameters.items() if parameter is not None}
+    bare._parameters = dict.fromkeys(module._parameters)
     vars(bare).pop("forward", None)
     return bare
+
+
+def _stored(module: nn.Module) -> list[str]:
+    return [key for key, parameter in module._parameters.items() if parameter is not None]
 
 
 def cut_modules(model: Any, split: Split, rank: int, group: dist.ProcessGroup) -> None:

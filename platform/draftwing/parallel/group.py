@@ -132,8 +132,8 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_network(error):
             raise
-        line = str(error).strip().splitlines()[0][:200]
-        raise RankLost(f"another rank of this replica is gone ({line})") from error
+        reason = str(error).partition("] ")[2].partition(". ")[0][:200]  # without its source line and its advice
+        raise RankLost(f"another rank of this replica is gone: {reason or error}") from error
 
 
 def _is_network(error: RuntimeError) -> bool:

@@ -47,6 +47,7 @@ class RankProcess:
         command += ["--parent", str(os.getpid()), "--report-fd", str(write_fd)]
         command += ["--advertise", advertise] if advertise else []
         self.endpoint: Endpoint | None = None
+        self.store = ""  # of rank 0 of several, once it is open
         try:
             self._process = subprocess.Popen(
                 command,
@@ -65,7 +66,7 @@ class RankProcess:
         self._feed(config_json)
 
     def wait_ready(self, timeout_s: float, on_progress: Callable[[str], None] = lambda _: None) -> Endpoint:
-        """Where the rank serves, once it does. on_progress gets a line for each loading step.
+        """Where the rank serves, once it does. on_progress gets a line for each loading step. For rank 0 alone.
 
         Raises the rank's own ConfigError or SetupError, DraftwingError when it failed otherwise, SetupError when it is
         not ready in time; the process is gone then.
@@ -75,6 +76,8 @@ class RankProcess:
             match state["state"]:
                 case "listening":
                     self.endpoint = Endpoint.from_dict(state["endpoint"])
+                case "store":
+                    self.store = state["address"]
                 case "loading":
                     on_progress(state["detail"])
                 case "failed":

@@ -177,6 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = RankPlace(args.rank, args.world_size, args.store, args.advertise or args.host)
         place.check()
         if place.rank:
+            # It waits for rank 0 where no handler of ours would run, and has nobody to tell.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             return follow_team(sys.stdin.read(), place, report)
         channel = ChannelServer(args.host, advertise=args.advertise)
         if place.world_size > 1:

@@ -8,7 +8,7 @@ rows, so it may have either sign. Where forwards are padded to captured sizes, N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,11 @@ from draftwing.policy.curves import Assumptions, CostCurves
 
 Floats = npt.NDArray[np.float64]
 HINGES = (0.25, 0.5, 0.75)  # quantiles of the measured row counts at which the slope may grow
-CELLS = 14  # of the live correction: rows 1, 2, 4, ... 8192
-GAIN, STEP, MOST = 0.1, 0.2, np.log(8.0)  # of one correction; the largest log-ratio of a step, and of a cell
+CELL_ROWS = np.array([1, 2, 3, 4, 5, 6, 7, *(2**n for n in range(3, 14))], dtype=np.float64)  # of the live correction
+CELLS = len(CELL_ROWS)
+FADE = 0.999  # of what a guessed model's cells stand on, after one more step: what isn't run is tried again in the end
+GAIN, STEP = 0.1, 0.5  # of one correction: share of an error that is believed, and the largest log-ratio that counts
+MEASURED_STEPS = 20.0  # a measured model weighs as much as so many steps in each cell
 LEAST_MS = 1e-6
 
 
@@ -128,23 +131,38 @@ def held_out_error(curves: CostCurves) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Live factors on a model's times: one log-ratio for each doubling of rows, linear between the doublings."""
+    """Live factors on a model's times: a log-ratio for each of CELL_ROWS, linear in log rows between them.
+
+    logs [CELLS]; steps [CELLS]: how many steps each stands on. Where the model is a guess, the first steps are believed
+    outright, and a cell that has seen none is taken to be as good as the best that has, so that it is tried.
+    """
 
     logs: Floats
+    steps: Floats
+    measured: bool = True
 
     @classmethod
-    def none(cls) -> Correction:
-        return cls(np.zeros(CELLS))
+    def none(cls, *, measured: bool = True) -> Correction:
+        return cls(np.zeros(CELLS), np.full(CELLS, MEASURED_STEPS if measured else 0.0), measured)
 
     def factor(self, rows: npt.ArrayLike) -> Floats:
-        return np.exp(np.interp(np.log2(np.maximum(rows, 1)), np.arange(CELLS), self.logs))
+        return np.exp(np.interp(np.log2(np.maximum(rows, 1)), np.log2(CELL_ROWS), self.logs))
 
     def learned(self, rows: int, predicted_ms: float, taken_ms: float) -> Correction:
-        """After one more step. predicted_ms: with the factors of now. One slow step moves a cell by 2 % at most."""
-        cell = min(np.log2(max(rows, 1)), CELLS - 1.0)
-        error = np.clip(np.log(max(taken_ms, LEAST_MS) / max(predicted_ms, LEAST_MS)), -STEP, STEP)
+        """After one more step. predicted_ms: with the factors of now. One slow step moves a cell by 5 % at most."""
+        cell = float(np.interp(np.log2(max(rows, 1)), np.log2(CELL_ROWS), np.arange(CELLS)))
         share = np.maximum(1 - np.abs(np.arange(CELLS) - cell), 0.0)
-        return replace(self, logs=np.clip(self.logs + GAIN * error * share, -MOST, MOST))
+        steps = (1.0 if self.measured else FADE) * self.steps + share
+        logs = self.logs + believed(predicted_ms, taken_ms, max(float(steps @ share), 1.0)) * share
+        if not self.measured:
+            logs = np.where(steps < 0.5, logs[steps >= 0.5].min(), logs)
+        return Correction(logs, steps, self.measured)
+
+
+def believed(predicted_ms: float, taken_ms: float, steps: float) -> float:
+    """What one more step adds to a log-ratio that stands on so many steps, itself included."""
+    error = float(np.log(max(taken_ms, LEAST_MS) / max(predicted_ms, LEAST_MS)))
+    return max(GAIN, 1 / steps) * (error if steps < 4 else min(max(error, -STEP), STEP))
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:

@@ -1,6 +1,8 @@
 """The policies that decide without learning, and the text that names a mode.
 
 off                  plain decoding
+adaptive             what pays, in each step; adaptive:k=12 and adaptive:tree=3x2x1 bound what is drafted
+table                the shapes that a profile's schedule names, by batch and context
 fixed:k=4            a chain of 4 tokens
 fixed:k=4,width=2    2 chains of 4 tokens that part at the root: 8 nodes, not 2 + 4 + 8 + 16
 fixed:tree=3x2x1     3 children of the root, 2 of each of those, 1 of each of those: 3 + 6 + 6 nodes
@@ -10,19 +12,19 @@ fixed:paths=0,1,0.0  these nodes: the best and the second child of the root, and
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-
-import numpy as np
 
 from draftwing.core import NO_DRAFT, DraftShape, StepPlan
 from draftwing.drafters.base import DrafterTraits
 from draftwing.drafters.tree import full_size, shape_of
 from draftwing.errors import ConfigError
+from draftwing.policy.adaptive import AdaptivePolicy
 from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
+from draftwing.policy.profile import Profile
+from draftwing.policy.table import TablePolicy, cut_to_room
 
-FORMS = 'off, "fixed:k=4", "fixed:k=4,width=2", "fixed:tree=3x2x1" or "fixed:paths=0,1,0.0"'
+FORMS = 'off, adaptive, table, "adaptive:k=8", "fixed:k=4", "fixed:k=4,width=2", "fixed:tree=3x2" or "fixed:paths=0,1"'
 MOST_DEPTH, MOST_WIDTH, MOST_NODES = 64, 32, 512
-_LATER = ("table", "adaptive")
+ADAPTIVE_DEPTH = 8  # at most, where the mode doesn't say: deeper nodes seldom survive
 
 
 class OffPolicy(UncutPolicy):
@@ -45,41 +47,46 @@ class FixedPolicy(UncutPolicy):
         self.drafter = drafter
         self.largest = shape
         self._reason = reason
-        self._cut = lru_cache(maxsize=4096)(self._shape)
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
-        depth = np.clip(inputs.tokens_left - 1, 0, self.largest.depth) * inputs.speculate
-        nodes = np.clip(inputs.nodes_left, 0, self.largest.nodes)
-        return StepPlan(self.drafter, tuple(map(self._cut, depth.tolist(), nodes.tolist())), self._reason)
-
-    def _shape(self, depth: int, nodes: int) -> DraftShape:
-        cut = self.largest.cut(depth, nodes)
-        most = len(cut.paths) or full_size(cut.branching)
-        return DraftShape(cut.branching, min(cut.nodes, most), cut.paths) if cut.nodes > 0 else NO_DRAFT
+        return StepPlan(self.drafter, cut_to_room(self.largest, inputs), self._reason)
 
 
-def parse_mode(text: str, drafter: str = "", traits: DrafterTraits | None = None) -> Policy:
+def parse_mode(
+    text: str,
+    drafter: str = "",
+    traits: DrafterTraits | None = None,
+    profile: Profile | None = None,
+    tpot_ms: float | None = None,
+) -> Policy:
     """The policy a mode names, for this drafter. ConfigError names what is accepted.
 
-    drafter: name under which plans ask for it. traits: refuses a shape the drafter can't propose.
+    drafter: name under which plans ask for it. traits: refuses a shape the drafter can't propose. profile, tpot_ms: for
+    the modes that use them.
     """
     mode = text.strip()
     if mode == "off":
         return OffPolicy()
-    if mode in _LATER:
-        raise ConfigError(f"policy.mode is {mode!r}, which is not available in this version; expected {FORMS}")
+    if mode == "table":
+        return TablePolicy(drafter, profile.schedule) if profile else OffPolicy()  # a config is checked without one
     kind, _, settings = mode.partition(":")
-    if kind != "fixed":
+    if kind not in ("fixed", "adaptive"):
         raise ConfigError(f"policy.mode is {text!r}; expected {FORMS}")
-    shape = _fixed_shape(text, settings)
+    if mode == "adaptive":
+        depth = min(ADAPTIVE_DEPTH, traits.max_depth if traits else ADAPTIVE_DEPTH)
+        shape = DraftShape((1,) * depth, depth)
+    else:
+        shape = _shape(text, settings)
     if traits is not None and shape.depth > traits.max_depth:
         raise ConfigError(f"policy.mode is {text!r}, but drafter {drafter!r} drafts at most {traits.max_depth} tokens")
     if traits is not None and not traits.trees and max(shape.branching, default=1) > 1:
         raise ConfigError(f"policy.mode is {text!r}, but drafter {drafter!r} drafts chains only; leave out the width")
+    if kind == "adaptive":
+        return AdaptivePolicy(drafter, shape, traits or DrafterTraits(), profile or Profile(), tpot_ms)
     return FixedPolicy(drafter, shape, mode)
 
 
-def _fixed_shape(text: str, settings: str) -> DraftShape:
+def _shape(text: str, settings: str) -> DraftShape:
     if match := re.fullmatch(r"k=(\d{1,9})(?:,width=(\d{1,9}))?", settings):
         depth, width = int(match[1]), int(match[2] or 1)
         widths, form = [width] if depth else [], f"k={depth}"

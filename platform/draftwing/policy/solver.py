@@ -19,13 +19,14 @@ from functools import lru_cache
 import numpy as np
 
 from draftwing.core import IntArray
+from draftwing.policy.base import BoolArray
 from draftwing.policy.cost import Floats
 
 FRACTION_BITS, DEPTH_BITS, INDEX_BITS = 24, 7, 21
 LEAST_LOG = 16  # p below 2^-16 counts as 2^-16: 64 levels of it still fit beside depth and index
 DEEPEST, MOST_NODES = 2**DEPTH_BITS - 1, 2**INDEX_BITS
-THRESHOLDS = 128  # a step with more distinct survivals looks at so many quantiles of them
-EACH = 16  # every number of sequences up to it is tried, and above it steps of an eighth
+THRESHOLDS = 32  # a step with more survivals looks at so many quantiles of the drafted and of the hoped-for ones
+EACH = 4  # every number of sequences up to it is tried, and above it steps of a quarter
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,18 @@ def capped(keys: IntArray, owner: IntArray, most_nodes: IntArray, most_depth: In
     return np.asarray(left[rank < most_nodes[mine]])
 
 
-def admit(keys: IntArray, step_ms: Floats, rate: float) -> Admitted:
-    """The best set to verify. step_ms [len(keys) + 1]: the step's time with 0, 1, ... nodes. rate: tokens per ms."""
-    order = np.sort(keys)
+def admit(keys: IntArray, step_ms: Floats, rate: float, first: BoolArray | None = None) -> Admitted:
+    """The best set to verify. step_ms [len(keys) + 1]: the step's time with 0, 1, ... nodes. rate: tokens per ms.
+
+    first [len(keys)]: nodes that are verified whatever they bring; their parents must be among them.
+    """
+    least = 0 if first is None else int(first.sum())
+    order = np.sort(keys) if first is None else np.concatenate([keys[first], np.sort(keys[~first])])
     values = np.empty(len(order) + 1)
     values[0] = 0.0
     np.cumsum(survival(order), out=values[1:])
     values -= rate * step_ms
-    count = int(values.argmax())
+    count = least + int(values[least:].argmax())
     value = float(values[count])
     return Admitted(np.sort(order[:count] & (MOST_NODES - 1)), value + rate * float(step_ms[count]), value)
 
@@ -100,21 +105,21 @@ class Ahead:
 def look_ahead(
     drafted: Floats, frontier: Floats, means: Floats, step_ms: Floats, rate: float, level_ms: Floats
 ) -> Ahead:
-    """Compare stopping with drafting the best m sequences 1, 2 or 3 levels deeper, for m up to 16 and
-    steps of an eighth above.
+    """Compare stopping with drafting the best m sequences 1, 2, ... h levels deeper, for m up to 4 and steps of a
+    quarter above.
 
     drafted: survivals of the nodes that are there. frontier [B], descending: survival that the next node of each
     sequence is expected to have. means [h]: of an undrafted node given its parent, at the first level 1. step_ms:
     of 0, 1, ... nodes verified, at least len(drafted) + B * h of them beside none. level_ms [h, B + 1]: drafting h
     levels for m sequences. A set to verify is all nodes over a threshold, exact while thresholds are not sampled.
+    Where sequences have equal chances, the first ones count as the better.
     """
     batch, levels = len(frontier), len(means)
     scale = np.cumprod(means)
     have = np.sort(drafted)
-    every = np.concatenate([have, (frontier[:, None] * scale).ravel()])
-    cuts = np.concatenate([[2.0], np.unique(every)[::-1]])
-    if len(cuts) > THRESHOLDS:
-        cuts = cuts[np.linspace(0, len(cuts) - 1, THRESHOLDS).astype(np.int64)]
+    hoped = (frontier[_quantiles(batch)][:, None] * scale).ravel()
+    cuts = np.concatenate([hoped, have[_quantiles(len(have))], [2.0]])
+    cuts.sort()
     first = np.searchsorted(have, cuts)  # ascending: nodes from here on are at or over the threshold
     sums = np.concatenate([[0.0], np.cumsum(have)])
     count0, tokens0 = len(have) - first, sums[-1] - sums[first]
@@ -137,5 +142,11 @@ def look_ahead(
 def _tried(batch: int) -> IntArray:
     found = list(range(1, min(batch, EACH) + 1))
     while found[-1] < batch:
-        found.append(min(found[-1] + found[-1] // 8, batch))
+        found.append(min(found[-1] + found[-1] // 4, batch))
     return np.array(found, dtype=np.int64)
+
+
+@lru_cache(maxsize=4096)
+def _quantiles(count: int) -> IntArray:
+    """At most THRESHOLDS indexes of so many values, spread evenly, both ends among them."""
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, THRESHOLDS)).astype(np.int64))

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
-from draftwing.core import Request, SamplingParams
+from draftwing.core import DraftShape, Request, SamplingParams
 from draftwing.drafters.base import Drafter, SequenceView
 from draftwing.drafters.lookahead import LookaheadDrafter
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.drafters.none import NoneDrafter
 from draftwing.drafters.suffix import SuffixDrafter
+from draftwing.drafters.tree import full_size
 from draftwing.engine.step import Engine
+from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.cost import CostModel
+from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
+from draftwing.policy.profile import Profile
 from draftwing.testing.drafters import OracleDrafter
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
@@ -51,7 +57,15 @@ FACTORS: dict[str, Sequence[Any]] = {
     "preempt": (False, True),
     "resume": (False, True),
     "ties": (False, True),
+    "adaptive": (False, True),
 }
+CHEAP_ROWS = CostModel.fit(  # drafts pay here, so that mode adaptive makes some
+    CostCurves(
+        name="cheap rows",
+        verify=tuple(VerifyCell(batch=1, rows=n, context=0, verify_ms=10 + n / 50) for n in (1, 2, 4, 64, 512)),
+        draft_step_ms=(BatchCell(batch=1, ms=0.01),),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,8 @@ class Cell:
 
     tree: two children of the root, else chains. ending: "length" inside a draft, "stop": a string across a draft's
     edge, "eos" inside an accepted run. resume: the request arrives with output so far. ties: the target's logits are
-    coarse. batch: alone, with requests of other parameters, with the same request once more, or beside very short and
-    long prompts.
+    coarse. adaptive: the policy stops and cuts drafts. batch: alone, with requests of other parameters, with the same
+    request once more, or beside very short and long prompts.
     """
 
     drafter: str
@@ -80,20 +94,22 @@ class Cell:
     preempt: bool
     resume: bool
     ties: bool
+    adaptive: bool = False
 
     def __str__(self) -> str:
         words = [self.drafter, f"t{self.temperature:g}", self.ending, self.batch]
         flags = ("tree", "penalties", "logit_bias", "ignore_eos", "min_tokens", "prefix", "preempt", "resume", "ties")
-        words += [name for name in flags if getattr(self, name)]
+        words += [name for name in (*flags, "adaptive") if getattr(self, name)]
         words += [f"top_k{self.top_k}"] * bool(self.top_k) + ["logprobs"] * bool(self.logprobs) + [f"n{self.n}"]
         return "-".join(words)
 
 
 def sensible(row: Row) -> bool:
-    """An ignored end can't be the ending, one sequence alone is never preempted, and what isn't drafted is no tree."""
+    """An ignored end can't be the ending, one sequence alone is never preempted, and what isn't drafted is no tree and
+    adapts to nothing."""
     if row["ending"] == "eos" and row["ignore_eos"]:
         return False
-    if row["drafter"] == "none" and row["tree"]:
+    if row["drafter"] == "none" and (row["tree"] or row["adaptive"]):
         return False
     return not (row["preempt"] and row["batch"] == "alone" and row["n"] == 1)
 
@@ -178,7 +194,7 @@ class MockWorld:
     def engine(self, run: Run, blocks: int) -> Engine:
         drafter = self._drafter(run)
         drafter.reserve(blocks, BLOCK_TOKENS)
-        return make_engine(
+        engine = make_engine(
             self._target,
             drafter=drafter,
             branching=() if run.cell.drafter == "none" else branching(run.cell),
@@ -188,6 +204,7 @@ class MockWorld:
             eos_token_ids=(EOS,),
             decoder=Letters(),
         )
+        return adapting(engine, run.cell)
 
     def _drafter(self, run: Run) -> Drafter:
         simple: dict[str, Callable[[], Drafter]] = {
@@ -214,6 +231,16 @@ class MockWorld:
 
 def branching(cell: Cell) -> tuple[int, ...]:
     return (2, 1, 1, 1) if cell.tree else (1, 1, 1, 1)
+
+
+def adapting(engine: Engine, cell: Cell) -> Engine:
+    """With the policy that the cell asks for. A clock that ticks when it is read makes runs the same every time."""
+    if cell.adaptive:
+        shape = DraftShape(branching(cell), full_size(branching(cell)))
+        traits = engine.drafting.drafter.traits
+        engine.policy = AdaptivePolicy("it", shape, traits, Profile(CHEAP_ROWS, frozen=True))
+        engine.clock = count().__next__
+    return engine
 
 
 def run_cell(cell: Cell, world: Callable[[Cell, int], World] = MockWorld, first: int = 0) -> Run:

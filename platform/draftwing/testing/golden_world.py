@@ -18,7 +18,17 @@ from draftwing.core import FloatArray
 from draftwing.engine.build import engine_for
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.step import Engine
-from draftwing.testing.feature_matrix import BLOCK_TOKENS, EOS, FACTORS, Cell, Letters, Run, needs_end, sensible
+from draftwing.testing.feature_matrix import (
+    BLOCK_TOKENS,
+    EOS,
+    FACTORS,
+    Cell,
+    Letters,
+    Run,
+    adapting,
+    needs_end,
+    sensible,
+)
 from draftwing.testing.goldens.case import Case
 from draftwing.testing.pairwise import Row, pairwise
 from draftwing.testing.plain_loop import PlainTarget, TransformersTarget
@@ -98,7 +108,7 @@ class GoldenWorld:
         # A copy, because hooks that capture hidden states stay in a model.
         engine = engine_for(config, replace(self._loaded, model=deepcopy(self._loaded.model)))
         engine.admission.decoder = Letters()
-        return engine
+        return adapting(engine, run.cell)
 
 
 def with_head(goldens: Path) -> Callable[[Cell, int], GoldenWorld]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftwing.engine.selection import Entries, Peaks, best_of, padded, sort_descending
+from draftwing.engine.selection import Entries, Peaks, best_of, largest, padded, sort_descending
 
 # Blocks of one entry, of 256 by division, of 128, and padded.
 WIDTHS = [1, 7, 4096, 8192, 8320, 5003]
@@ -105,3 +105,28 @@ def test_padded_rows_keep_their_order() -> None:
 def test_best_of_takes_the_lowest_id_of_equals() -> None:
     entries = Entries(torch.tensor([0, 0, 0, 2]), torch.tensor([3, 5, 8, 6]), torch.zeros(4))
     assert best_of(entries, torch.tensor([1.0, 2.0, 2.0, 0.0]), 3).tolist() == [5, 0, 6]
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 64])
+@pytest.mark.parametrize("width", [3, 700, 4096, 16_384, 20_011, 40_016])
+@pytest.mark.parametrize("kind", ["spread", "tied", "masked"])
+def test_the_largest_entries_are_those_of_topk(kind: str, width: int, count: int) -> None:
+    values = torch.randn(5, width, generator=torch.Generator().manual_seed(width))
+    if kind == "tied":
+        values = values.round()
+    if kind == "masked":
+        values[1:, 1:] = -torch.inf
+        values[2] = -torch.inf
+    got, ids = largest(values, count)
+    assert torch.equal(got.sort(-1, descending=True).values, values.topk(min(count, width), dim=-1).values)
+    assert torch.equal(values.gather(1, ids), got)
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+
+
+def test_a_row_of_nan_spoils_no_other() -> None:
+    values = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0))
+    values[1] = torch.nan
+    got, ids = largest(values, 64)
+    for row in (0, 2):
+        assert torch.equal(got[row].sort(descending=True).values, values[row].topk(64).values)
+    assert ((ids >= 0) & (ids < 20_000)).all()

@@ -3,7 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwing.policy.acceptance import DEPTHS, AcceptanceModel, Nodes, log_odds, ranks
+from draftwing.core import DraftTree, IntArray
+from draftwing.policy.acceptance import DEPTHS, AcceptanceModel
+from draftwing.policy.nodes import Nodes, log_odds, ranks, side_by_side
+
+GREEDY = np.zeros(1, dtype=np.int64)
+
+
+def nodes_of(depth: IntArray, odds: np.ndarray) -> Nodes:
+    """First children of one request."""
+    zeros = np.zeros_like(depth)
+    return Nodes(depth, zeros, odds, zeros, depth - 2, np.array([0, len(depth)]))
 
 
 def step(
@@ -17,17 +27,14 @@ def step(
     """One chain of four at one request: depth 1 to 4 of the given truth, labelled as far as it is accepted."""
     odds = rng.normal(0.5, 1.5, 4)
     accepted = rng.random(4) < 1 / (1 + np.exp(-(truth[0] * odds + truth[1])))
-    zeros = np.zeros(4, dtype=np.int64)
     labelled = np.concatenate([[True], np.cumprod(accepted)[:-1].astype(np.bool_)])
-    model.learn(
-        Nodes(np.arange(1, 5), zeros, odds, zeros), accepted & labelled, labelled, ["c"], [name], np.array([shared])
-    )
-    model.forget(name)
+    model.learn(nodes_of(np.arange(1, 5), odds), accepted & labelled, labelled, GREEDY, [name], np.array([shared]))
+    model.forget([name])
 
 
 def chance(model: AcceptanceModel, depth: int, odds: float) -> float:
     one = np.zeros(1, dtype=np.int64)
-    return float(model.chance(Nodes(one + depth, one, np.array([odds]), one), ["c"], ["new"])[0])
+    return float(model.chance(nodes_of(one + depth, np.array([odds])), GREEDY, ["new"])[0])
 
 
 def test_learns_truth_and_then_another() -> None:
@@ -46,9 +53,18 @@ def test_depths_never_reached_keep_the_prior() -> None:
     for _ in range(500):
         step(model, rng, (1.0, -20.0))
     assert np.array_equal(model.weights[4:], model.prior[4:])
-    assert model.means[0] < 0.1
-    assert (model.means[4:] == 0.5).all()
-    assert len(model.means) == DEPTHS
+    assert chance(model, 1, 0.0) < 0.05
+    assert model.undrafted(1, 2, GREEDY, ["new"]).shape == (1, 2)
+    assert (model.undrafted(5, DEPTHS, GREEDY, ["new"]) == 0.5).all()
+
+
+def test_what_is_hoped_of_undrafted_nodes_is_the_mean_of_what_is_drafted_verified_or_not() -> None:
+    model, unseen = AcceptanceModel(), np.zeros(4, dtype=np.bool_)
+    odds = np.array([3.0, 3.0, -3.0, -3.0])
+    for _ in range(60):
+        model.learn(nodes_of(np.arange(1, 5), odds), unseen, unseen, GREEDY, ["r"], np.array([True]))
+    hoped = model.undrafted(1, 4, GREEDY, ["r"])[0]
+    assert hoped == pytest.approx(model.chance(nodes_of(np.arange(1, 5), odds), GREEDY, ["r"]), abs=0.03)
 
 
 def test_distorted_requests_move_nothing_shared() -> None:
@@ -56,26 +72,27 @@ def test_distorted_requests_move_nothing_shared() -> None:
     for _ in range(200):
         step(model, rng, (1.0, -20.0), shared=False)
     assert np.array_equal(model.weights, model.prior)
-    assert not model.classes
+    assert all(shift.value == 0 for shift in model.classes)
+    assert (model.hoped == 0.5).all()
     assert not model.requests
 
 
 def test_unlabelled_nodes_say_nothing() -> None:
     model, zeros = AcceptanceModel(), np.zeros(3, dtype=np.int64)
     nothing = np.zeros(3, dtype=np.bool_)
-    model.learn(Nodes(zeros + 1, zeros, np.ones(3), zeros), nothing, nothing, ["c"], ["r"], np.array([True]))
+    model.learn(nodes_of(zeros + 1, np.ones(3)), nothing, nothing, GREEDY, ["r"], np.array([True]))
     assert np.array_equal(model.weights, model.prior)
     assert not model.requests
 
 
 def test_a_request_shifts_itself() -> None:
     model, zeros = AcceptanceModel(), np.zeros(1, dtype=np.int64)
-    nodes = Nodes(zeros + 1, zeros, np.zeros(1), zeros)
+    nodes = nodes_of(zeros + 1, np.zeros(1))
     right = np.ones(1, dtype=np.bool_)
     for _ in range(50):
-        model.learn(nodes, right, right, ["c"], ["mine"], np.array([False]))
-    assert model.chance(nodes, ["c"], ["mine"])[0] > 0.6
-    assert model.chance(nodes, ["c"], ["other"])[0] == pytest.approx(0.5)
+        model.learn(nodes, right, right, GREEDY, ["mine"], np.array([False]))
+    assert model.chance(nodes, GREEDY, ["mine"])[0] > 0.6
+    assert model.chance(nodes, GREEDY, ["other"])[0] == pytest.approx(0.5)
 
 
 def test_confidences_are_rounded_and_finite() -> None:
@@ -89,3 +106,15 @@ def test_ranks_count_siblings() -> None:
     parents, owner = np.array([-1, -1, 0, 0, -1, 4, 0]), np.array([0, 0, 0, 0, 1, 1, 0])
     assert ranks(parents, owner).tolist() == [0, 1, 0, 1, 0, 0, 2]
     assert ranks(parents[:0], owner[:0]).tolist() == []
+
+
+def test_drafts_side_by_side() -> None:
+    tree = DraftTree(np.array([5, 6, 7, 8]), np.array([-1, -1, 0, 2]), np.array([0.5, 0.25, 1.0, 0.0], np.float32))
+    nodes = side_by_side([tree, DraftTree.empty(), DraftTree.chain([1, 2])])
+    assert nodes.depth.tolist() == [1, 1, 2, 3, 1, 2]
+    assert nodes.rank.tolist() == [0, 1, 0, 0, 0, 0]
+    assert nodes.owner.tolist() == [0, 0, 0, 0, 2, 2]
+    assert nodes.parents.tolist() == [-1, -1, 0, 2, -1, 4]
+    assert nodes.starts.tolist() == [0, 4, 4, 6]
+    assert nodes.odds[[0, 4, 5]].tolist() == [0.0, 0.0, 0.0]
+    assert len(side_by_side([DraftTree.empty()] * 2)) == 0

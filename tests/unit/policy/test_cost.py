@@ -69,7 +69,7 @@ def test_nnls_keeps_bounds() -> None:
 def test_correction_learns_slowly_and_near_by() -> None:
     live = Correction.none()
     once = live.learned(8, 10.0, 1000.0)
-    assert float(once.factor(8)) == pytest.approx(np.exp(0.02))
+    assert float(once.factor(8)) == pytest.approx(np.exp(0.05))
     for _ in range(200):
         live = live.learned(8, 10.0 * float(live.factor(8)), 15.0)
     assert float(live.factor(8)) == pytest.approx(1.5, rel=1e-3)

@@ -21,8 +21,9 @@ from draftwing.policy.table import TablePolicy
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
 from draftwing_tuner import tuning
+from draftwing_tuner.bench import CLOCKS
 from draftwing_tuner.report import command, document, print_result, write_report
-from draftwing_tuner.session import CLOCKS, Session
+from draftwing_tuner.session import Session
 from draftwing_tuner.tuning import Tuned, tune
 
 PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)

@@ -57,4 +57,4 @@ def run_head(drafter: FeatureDrafter, tokens: IntArray, hidden: torch.Tensor, at
     """Rows that follow `at` others in the pages of a reserved drafter, the first of all at position `first`."""
     slots = np.arange(at + len(tokens), dtype=np.int64)
     rows = SequenceRows(tokens, chain_parents(len(tokens)), slots, at, len(tokens))
-    return drafter._forward([rows], [first], hidden, drafted=at > 0)
+    return drafter._forward([rows], [first], hidden, [at] if at else None)

@@ -1,0 +1,1 @@
+"""What a policy decided, kept in a log, made again and put into words."""

@@ -1,0 +1,81 @@
+"""The nodes of a batch's drafts side by side, as the acceptance model and the solver look at them.
+
+Shapes: M nodes of all drafts, B sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftwing.core import DraftTree, FloatArray, IntArray
+from draftwing.policy.cost import Floats
+
+GRAIN = 1024  # confidences are rounded to so many parts, so that a logged one makes the same decision again
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """depth [M], 1 below a root. rank [M], 0 for a first child. odds [M]. owner [M]: sequence of the batch.
+
+    parents [M]: indexes into all M nodes, -1 below a root. starts [B + 1]: where each sequence's nodes begin.
+    """
+
+    depth: IntArray
+    rank: IntArray
+    odds: Floats
+    owner: IntArray
+    parents: IntArray
+    starts: IntArray
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+
+def parts(confidences: FloatArray) -> Floats:
+    """Of 1024."""
+    return np.asarray(np.rint(confidences.astype(np.float64) * GRAIN))
+
+
+def log_odds(confidences: FloatArray | None, count: int) -> Floats:
+    """x of each node: finite for any confidence, and the same for all within 1/1024."""
+    if confidences is None:
+        return np.zeros(count)
+    near = np.clip(parts(confidences), 0.5, GRAIN - 0.5)
+    return np.asarray(np.log(near / (GRAIN - near)))
+
+
+def ranks(parents: IntArray, owner: IntArray) -> IntArray:
+    """Place of each node among its siblings. parents: -1 below a root, else an index into all M nodes."""
+    groups = np.where(parents < 0, -1 - owner, parents)
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=np.iinfo(np.int64).min))
+    found = np.empty(len(parents), dtype=np.int64)
+    found[order] = np.arange(len(parents)) - np.repeat(starts, np.diff(starts, append=len(parents)))
+    return found
+
+
+def side_by_side(drafts: Seq[DraftTree]) -> Nodes:
+    sizes = np.array([len(draft) for draft in drafts], dtype=np.int64)
+    starts = np.zeros(len(drafts) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    owner = np.repeat(np.arange(len(drafts)), sizes)
+    filled = [draft for draft in drafts if len(draft)]
+    empty = np.empty(0, dtype=np.int64)
+    own = np.concatenate([draft.parents for draft in filled]) if filled else empty
+    if any(draft.confidences is not None for draft in filled):
+        odds = np.concatenate([log_odds(draft.confidences, len(draft)) for draft in filled])
+    else:
+        odds = np.zeros(len(owner))
+    begin = starts[owner]
+    place = np.arange(len(owner)) - begin
+    parents = np.where(own < 0, -1, own + begin)
+    if (own == place - 1).all():  # chains
+        return Nodes(place + 1, np.zeros_like(place), odds, owner, parents, starts)
+    depth, above = np.ones_like(place), parents
+    while (alive := above >= 0).any():
+        depth += alive
+        above = np.where(alive, parents[above], -1)
+    return Nodes(depth, ranks(parents, owner), odds, owner, parents, starts)

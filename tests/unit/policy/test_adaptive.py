@@ -1,0 +1,200 @@
+"""Mode adaptive on a virtual clock: it finds what pays, follows changes, and can be asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwing.core import Request, SamplingParams
+from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
+from draftwing.drafters.base import Drafter, DrafterTraits
+from draftwing.drafters.ngram import NgramDrafter
+from draftwing.errors import ConfigError
+from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.cost import CostModel
+from draftwing.policy.guard import LEAST_STEPS
+from draftwing.policy.modes import OffPolicy, parse_mode
+from draftwing.policy.profile import Profile
+from draftwing.testing.mock_draft_model import MockDraftModel
+from draftwing.testing.mock_target import MockBehaviour, MockTarget
+from draftwing.testing.run_engine import make_engine, run_to_end
+from draftwing_tuner.virtual import PricedDrafter, PricedRunner, Prices, VirtualClock
+from tests.unit.policy.planted import RISING, World, best_fixed, costs_of
+
+STEEP = costs_of({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0, 64: 640.0})
+CLIFF = costs_of({1: 10.0, 2: 10.0, 4: 10.1, 5: 30.0, 8: 60.0, 16: 120.0, 64: 240.0})  # FLAT up to 4 rows
+DEAR = costs_of({n: 10.0 + 1.5 * n for n in (1, 2, 4, 8, 16, 32, 64, 128)})
+FLAT = costs_of({1: 10.0, 2: 10.0, 4: 10.1, 8: 10.2, 16: 10.4, 64: 12.0, 256: 20.0})
+
+
+def adaptive(
+    costs: CostModel = RISING, profile: Profile | None = None, tpot_ms: float | None = None, **settings: Any
+) -> tuple[AdaptivePolicy, World]:
+    world = World(OffPolicy(), costs, **settings)
+    policy = parse_mode("adaptive", "planted", world.traits, profile, tpot_ms)
+    assert isinstance(policy, AdaptivePolicy)
+    world.policy = policy
+    return policy, world
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accuracy": 0.8},
+        {"accuracy": 0.7, "batch": 8},
+        {"accuracy": 0.6, "confidence": False, "block": True},
+    ],
+)
+def test_reaches_the_best_fixed_setting_without_knowing_it(settings: dict[str, Any], measured: bool) -> None:
+    _, world = adaptive(profile=Profile(RISING) if measured else None, **settings)
+    world.rate(100)
+    k, best = best_fixed(world, 200)
+    assert k > 0
+    assert world.rate(200) > 0.95 * best
+
+
+@pytest.mark.parametrize("profile", [Profile(STEEP), None])
+def test_leaves_it_where_nothing_pays(profile: Profile | None) -> None:
+    policy, world = adaptive(STEEP, profile, accuracy=0.3, batch=4)
+    world.rate(150)
+    assert world.rate(300) > 0.97 * 4 / 40
+    assert policy.guard.trips == 0
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "batch", "confidence"),
+    [
+        ((0.9, 0.2), (4, 4), True),
+        ((0.2, 0.9), (4, 4), False),
+        ((0.7, 0.7), (1, 16), True),
+        ((0.7, 0.7), (16, 2), False),
+    ],
+)
+def test_follows_a_sudden_change_of_text_or_load_within_50_steps(
+    accuracy: tuple[float, float], batch: tuple[int, int], confidence: bool
+) -> None:
+    _, world = adaptive(profile=Profile(RISING), accuracy=accuracy[0], batch=batch[0], confidence=confidence)
+    world.rate(120)
+    world.accuracy, world.batch = accuracy[1], batch[1]
+    world.rate(50)
+    _, best = best_fixed(world, 200)
+    assert world.rate(200) > 0.95 * best
+
+
+def test_acceptance_after_an_off_period_is_as_before() -> None:
+    """Sixteen sequences fill the rows that are cheap, two leave room."""
+    edge = costs_of({1: 10.0, 8: 12.0, 16: 14.0, 17: 60.0, 32: 90.0, 64: 150.0})
+    policy, world = adaptive(edge, Profile(edge), accuracy=0.8, batch=2)
+    world.rate(100)
+    before = world.rate(200)
+    world.batch = 16
+    world.rate(100)
+    verified = world.speculating
+    world.rate(100)
+    assert world.speculating - verified < 10
+    world.batch = 2
+    assert world.rate(200) > 0.95 * before
+    assert not policy.guard.tripped
+
+
+def test_the_guard_trips_on_a_wrong_cost_table_names_it_and_comes_back() -> None:
+    policy, world = adaptive(CLIFF, Profile(FLAT, frozen=True), accuracy=0.5, batch=4)
+    world.rate(LEAST_STEPS + 30)
+    assert policy.guard.tripped
+    assert "the cost model is wrong: steps took" in policy.guard.reason
+    assert "acceptance model" not in policy.guard.reason
+    plain = 4 / 10.1
+    verified = world.speculating
+    assert world.rate(500) > 0.9 * plain  # with this table a probe costs ten steps
+    assert 2 <= world.speculating - verified <= 4
+    world.costs = FLAT  # the table has become true
+    world.rate(1000)
+    assert policy.guard.reason == ""
+    assert world.rate(100) > 1.3 * plain
+
+
+def test_live_factors_mend_a_wrong_cost_table() -> None:
+    _, world = adaptive(CLIFF, Profile(FLAT), accuracy=0.5, batch=4)
+    world.rate(1000)
+    assert world.rate(300) > 0.97 * 4 / 10.1
+
+
+def test_a_latency_target_takes_more_than_pays() -> None:
+    verified = []
+    for tpot_ms in (None, 9.0):
+        _, world = adaptive(DEAR, Profile(DEAR, frozen=True), tpot_ms, accuracy=0.8, batch=8)
+        world.rate(60)
+        before = world.verified_nodes
+        world.rate(100)
+        verified.append(world.verified_nodes - before)
+    assert verified[1] > 1.3 * verified[0]
+
+
+def test_distorted_requests_teach_nothing_that_others_share_and_are_forgotten() -> None:
+    policy, world = adaptive(profile=Profile(RISING), accuracy=0.1, batch=3)
+    world.distorted = True
+    world.rate(30)
+    assert set(policy.acceptance.requests) == {"0", "1", "2"}
+    assert np.array_equal(policy.acceptance.weights, policy.acceptance.prior)
+    assert (policy.acceptance.hoped == 0.5).all()
+    world.ended = ("1", "7")
+    world.step()
+    assert set(policy.acceptance.requests) == {"0", "2"}
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path) -> None:
+    """With arrivals and preemptions, from the file, by a policy that knows nothing but the file."""
+    target = MockTarget(MockBehaviour(32, order=2, surprise=0.3), slots=4096)
+    clock, prices = VirtualClock(), Prices(RISING)
+    inner: Drafter = NgramDrafter() if block else MockDraftModel(target)
+    inner.reserve(1024, 4)
+    origin = Origin("adaptive", "it", inner.traits)
+    engine = make_engine(
+        PricedRunner(target, prices, clock),
+        drafter=PricedDrafter(inner, prices, clock),
+        policy=LoggedPolicy(origin.make(), origin, tmp_path / "log"),
+        blocks=34,
+        block_tokens=4,
+        clock=clock,
+    )
+    draw = np.random.default_rng(3)
+    for i in range(10):
+        params = SamplingParams(max_tokens=int(draw.integers(10, 50)), temperature=0.5 * (i % 3), seed=i)
+        engine.add(Request(str(i), draw.integers(0, 32, int(draw.integers(3, 30))).tolist(), params))
+        for _ in range(4):
+            engine.step()
+    engine.cancel("7")
+    run_to_end(engine)
+    assert engine.counters.preemptions > 0
+    assert engine.counters.accepted_tokens > 5
+    known, steps = read_log(tmp_path / "log")
+    assert known == origin
+    assert len(steps) == engine.counters.steps
+    cuts = 0
+    for policy, step in replayed(known, steps):
+        plan, levels, cut = again(policy, step)
+        assert plan == step.plan
+        if not block:
+            assert [level.tolist() for level in levels] == [level.tolist() for level in step.result.levels]
+        assert [nodes.tolist() for nodes in cut] == [nodes.tolist() for nodes in step.result.verified]
+        cuts += sum(map(len, step.result.drafts)) > sum(map(len, cut))
+    assert cuts > 3
+    assert any(step.plan.reason == "adaptive: drafts" for step in steps)
+
+
+def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("{}\n")
+    with pytest.raises(ConfigError, match="no policy log of this version"):
+        read_log(file)
+    LoggedPolicy(OffPolicy(), Origin("off", "", DrafterTraits()), file)
+    file.write_text(file.read_text() + '{"inputs": 3}\n')
+    with pytest.raises(ConfigError, match=r"log:2 is no line"):
+        read_log(file)
+    with pytest.raises(ConfigError, match="can't be written"):
+        LoggedPolicy(OffPolicy(), Origin("off", "", DrafterTraits()), tmp_path / "none" / "log")
