@@ -20,11 +20,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.tokenizer import TextTokenizer
 from draftwing.config_models import Config, ModelConfig
 from draftwing.core import DraftShape, Request, SamplingParams
 from draftwing.drafters.tree import full_size
 from draftwing.engine.build import build_local
-from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.testing.loops import loops
 from draftwing_tuner.collect import answer, propose
 from draftwing_tuner.trace import REQUESTS, Trace, read_trace, write_trace

@@ -90,6 +90,7 @@ class AdaptivePolicy:
     verifying: Turn = field(init=False)
     plain: Turn = field(default_factory=lambda: Turn(*PLAIN))
     steps: int = 0
+    context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
 
     def __post_init__(self) -> None:
@@ -229,6 +230,7 @@ class AdaptivePolicy:
         self.plain.count(possible=speculated, done=able and not result.levels)
         self.steps += 1
         if batch:
+            self.context = int(inputs.contexts.mean())
             alone_ms = self.costs.plain_ms(without_prompts(inputs))
             if plain_ms < MOSTLY_DECODING * alone_ms:
                 self.rates.learn(batch, tokens, result.step_ms - (plain_ms - alone_ms), alone_ms)
