@@ -17,8 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config import Config, require_model, with_environment
-from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint
@@ -104,15 +104,13 @@ def build(config: Config) -> serve.Application:
 def build_with(config: Config, *, factory: str) -> serve.Application:
     """factory: `module:function` that makes the engine inside the rank (tests put a small one in)."""
     require_model(config)
-    gpus = _gpus(config)
-    bundle = {"CPU": RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
-    first = bundle | {"CPU": REPLICA_CPUS + RANK_CPUS}
+    gpus = rank_gpus(config)
     target = deployment(
         TargetReplica,
         name=TARGET,
         num_replicas=config.server.replicas,
         ray_actor_options={"num_cpus": REPLICA_CPUS},
-        placement_group_bundles=[first] + [bundle] * (config.parallel.ranks - 1),
+        placement_group_bundles=rank_bundles(config, gpus),
         placement_group_strategy="PACK",
         max_ongoing_requests=100,
         max_constructor_retry_count=3,
@@ -136,6 +134,12 @@ def build_with(config: Config, *, factory: str) -> serve.Application:
     return application
 
 
+def rank_bundles(config: Config, gpus: int) -> list[dict[str, float]]:
+    """One bundle a rank of a replica; the replica itself is in the first."""
+    bundle = {"CPU": RANK_CPUS, **({"GPU": float(gpus)} if gpus else {})}
+    return [bundle | {"CPU": REPLICA_CPUS + RANK_CPUS}] + [bundle] * (config.parallel.ranks - 1)
+
+
 def _drafter(config: Config) -> serve.Application | None:
     """The deployment of a drafter that has a placement."""
     placement = config.drafters[0].placement if config.drafters else None
@@ -155,7 +159,7 @@ def _drafter(config: Config) -> serve.Application | None:
     return made.bind(config)
 
 
-def _gpus(config: Config) -> int:
+def rank_gpus(config: Config) -> int:
     """GPUs a rank takes: one if the config wants one, or takes what there is and the cluster has one."""
     if config.model.device == "auto":
         return 1 if cluster_gpus() >= 1 else 0

@@ -218,12 +218,15 @@ def _deploy(config: Config, options: ServeOptions, progress: Progress) -> None:
     from ray import serve
 
     from draftwing_serve import board
-    from draftwing_serve.app import APPLICATION, build_with
+    from draftwing_serve.app import APPLICATION, build_with, rank_bundles, rank_gpus
     from draftwing_serve.rank_actor import DEFAULT_FACTORY
+    from draftwing_serve.ray_edge import shortage
 
     application = build_with(config, factory=options.factory or DEFAULT_FACTORY)
     target = serve.RunTarget(application, name=APPLICATION, route_prefix="/", logging_config=_serve_logging())
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    if short := shortage(rank_bundles(config, rank_gpus(config))):
+        progress.warn(short)
     progress.tell("starting the replicas")
     shown = ""
     while True:

@@ -26,20 +26,26 @@ def cluster_gpus() -> float:
     return resources.get("GPU", 0.0)
 
 
-def cluster_cpus() -> float:
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("CPU", 0.0)
+def shortage(bundles: list[dict[str, float]]) -> str | None:
+    """What the cluster's nodes lack together for these bundles, as one line; None where nothing is lacking."""
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    needed = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
+    lacking = [f"{there.get(kind, 0.0):g} of {n:g} {kind}s" for kind, n in needed.items() if n > there.get(kind, 0.0)]
+    return f"the cluster has {' and '.join(lacking)} that the ranks need; waiting for nodes" if lacking else None
 
 
 def bundles_by_node(ranks: int) -> Sequence[int | None]:
-    """Bundles of this replica's placement group for ranks 0, 1, ...: bundle 0 first, then those of its node, then node
-    by node. None for each where the replica runs in no placement group."""
+    """Bundles of this replica's placement group for ranks 0, 1, ...; None for each where it runs in none."""
     group = ray.util.get_current_placement_group()
     if group is None:
         return [None] * ranks
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    own = nodes[0]
-    return sorted(nodes, key=lambda bundle: (bundle != 0, nodes[bundle] != own, nodes[bundle], bundle))
+    return by_node(nodes)
+
+
+def by_node(nodes: dict[int, str]) -> list[int]:
+    """Bundle 0 first, then the others of its node, then node by node. nodes: by bundle."""
+    return sorted(nodes, key=lambda bundle: (bundle != 0, nodes[bundle] != nodes[0], nodes[bundle], bundle))
 
 
 def make_actor(cls: type, *args: Any, bundle: int | None, cpus: float, gpus: int) -> Any:

@@ -14,11 +14,11 @@ from draftwing import cli
 from draftwing.checkpoints import hf
 from draftwing.checkpoints.known import find_config, known_config
 from draftwing.checkpoints.model_folder import open_folder
+from draftwing.checkpoints.split import split_of
 from draftwing.config import load_config
 from draftwing.config_models import Config, ParallelConfig
 from draftwing.engine.loading import load_target
 from draftwing.engine.runner import kv_bytes_per_slot, probe_layers
-from draftwing.engine.split import split_of
 from draftwing.errors import ConfigError, SetupError
 from draftwing.parallel.capacity import CapacityPlan, Hardware, plan_capacity
 from tests.conftest import ROOT

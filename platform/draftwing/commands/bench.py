@@ -75,7 +75,7 @@ def _measure(config: Config, rule: str, texts: list[str], max_tokens: int) -> li
     """One row per temperature and position."""
     from draftwing.engine.acceptance import watched
     from draftwing.engine.build import build_local
-    from draftwing.engine.offline import acceptance_length, run_all
+    from draftwing.offline import acceptance_length, run_all
 
     engine, tokenizer = build_local(config.model_copy(update={"sampling": rule}), progress=tell)
     prompts = [tokenizer.encode(t) for t in texts] if tokenizer else random_prompts(engine.runner.vocab_size)

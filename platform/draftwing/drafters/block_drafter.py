@@ -40,8 +40,8 @@ from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, owners, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.engine.processors import SampleRows, SamplerState, edited
-from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 PENDING = 256  # feature rows of one sequence that wait for the next draft at most
 TOGETHER = 64  # blocks of one pass at most

@@ -7,6 +7,7 @@ from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.memory import available_bytes
 from draftwing.checkpoints.methods import settle_methods
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterTraits, TargetInfo
@@ -21,10 +22,9 @@ from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.shares import Ranks
-from draftwing.engine.speedup import speed_up
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
+from draftwing.kernels.speedup import speed_up
 from draftwing.policy.artifact import read_artifact
 from draftwing.policy.base import Policy
 from draftwing.policy.modes import OffPolicy, parse_mode

@@ -16,9 +16,9 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.inspection import inspect_checkpoint
 from draftwing.checkpoints.known import find_config
 from draftwing.checkpoints.sizes import BYTES
+from draftwing.checkpoints.split import experts_of, is_latent, kv_elements, kv_heads, split_of
 from draftwing.checkpoints.supported import check_config
 from draftwing.config_models import Config, DrafterConfig, ParallelConfig
-from draftwing.engine.split import experts_of, is_latent, kv_elements, kv_heads, split_of
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -17,15 +17,15 @@ from draftwing.checkpoints import hf
 from draftwing.checkpoints.cache import Progress
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.model_folder import ModelFolder, read_config
+from draftwing.checkpoints.split import split_of
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config
 from draftwing.engine.build import engine_for, paged
 from draftwing.engine.loading import LoadedTarget, choose_device, load_target
 from draftwing.engine.runner import probe_layers
-from draftwing.engine.speedup import speed_up
-from draftwing.engine.split import split_of
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
+from draftwing.kernels.speedup import speed_up
 from draftwing.parallel.group import LeadingRunner, RankGroup, follow, open_group
 from draftwing.parallel.place import RankPlace
 from draftwing.parallel.remote_drafter import remote_drafter
@@ -102,18 +102,17 @@ def check_ranks(config: Config, folder: ModelFolder, *, here: bool) -> None:
     ranks = config.parallel.ranks
     if ranks == 1:
         return
-    key = "parallel.expert" if config.parallel.expert > 1 else "parallel.tensor"
-    if here:
-        device = choose_device(config.model.device)
-        cuda = device.type == "cuda"
-        there = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
-        if ranks > there:
-            raise SetupError(
-                f"{key} is {ranks}, and this machine has {there} {'GPUs' if cuda else 'CPUs'}, one of which each rank "
-                f"needs; expected at most {there}, or set RAY_ADDRESS to a cluster that has more"
-            )
-    values = read_config(folder.path)
-    split_of(hf.meta_model(values), config.parallel, folder.source)
+    split_of(hf.meta_model(read_config(folder.path)), config.parallel, folder.source)
+    if not here:
+        return
+    cuda = choose_device(config.model.device).type == "cuda"
+    there = torch.cuda.device_count() if cuda else len(os.sched_getaffinity(0))
+    if ranks > there:
+        key = "parallel.expert" if config.parallel.expert > 1 else "parallel.tensor"
+        raise SetupError(
+            f"{key} is {ranks}, and this machine has {there} {'GPUs' if cuda else 'CPUs'}, one of which each rank "
+            f"needs; expected at most {there}, or set RAY_ADDRESS to a cluster that has more"
+        )
 
 
 def _own_threads(device: torch.device, ranks: int) -> int | None:
