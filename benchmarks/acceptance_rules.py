@@ -25,7 +25,7 @@ from draftwing.core import Request, SamplingParams
 from draftwing.drafters import feature_drafter
 from draftwing.engine import step
 from draftwing.engine.build import build_local
-from draftwing.engine.offline import run_all
+from draftwing.offline import run_all
 from draftwing.testing.goldens.case import Case
 
 METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_speculators": "eagle3"}

@@ -30,9 +30,9 @@ from draftwing.engine import attention
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.offline import run_all
 from draftwing.engine.runner import ModelRunner, probe_layers
 from draftwing.engine.scheduler import Limits
+from draftwing.offline import run_all
 from draftwing.policy.modes import parse_mode
 from draftwing.testing.drafters import OracleDrafter
 

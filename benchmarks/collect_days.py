@@ -3,9 +3,9 @@
 Text: Gemma 3 270M (the demo model) on HumanEval prompts (code, greedy), made-up articles to be summed up (summary,
 greedy) and questions of our own (chat, temperature 0.8). Drafters: `ngram`, and `thin`, the same model without its 15th
 layer, untrained: it agrees with the whole one at 0.5 to 0.8 of the positions, as trained heads do on real targets.
-The days share no prompt.
+The days share no prompt. A day whose answers are there already goes on with the drafter `thin`.
 
-usage: python -m benchmarks.collect_days --day train|held_out [--answers 12] [--tokens 72] [--work DIR] [--out DIR]
+usage: python -m benchmarks.collect_days --day train|held_out [--answers 10] [--tokens 56] [--work DIR] [--out DIR]
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.tokenizer import TextTokenizer
 from draftwing.config_models import Config, ModelConfig
 from draftwing.core import DraftShape, Request, SamplingParams
 from draftwing.drafters.tree import full_size
 from draftwing.engine.build import build_local
-from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.testing.loops import loops
 from draftwing_tuner.collect import answer, propose
-from draftwing_tuner.trace import Trace, write_trace
+from draftwing_tuner.trace import REQUESTS, Trace, read_trace, write_trace
 from tests.prompts import humaneval, made_up_article
 
 MODEL = "gemma-3-270m"
 SKIPPED = 14  # layer, counted from 0
-SHAPES = ((1,) * 8, (3, 2, 1))
+SHAPES = ((1,) * 8, (3, 2))
 CHAT_TEMPERATURE = 0.8
 DATA = Path(__file__).parent / "data"
 ORIGIN = (
@@ -123,8 +123,8 @@ def requests(day: str, count: int, tokens: int, tokenizer: TextTokenizer) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--day", choices=sorted(ASKED), required=True)
-    parser.add_argument("--answers", type=int, default=12, help="of each kind")
-    parser.add_argument("--tokens", type=int, default=72)
+    parser.add_argument("--answers", type=int, default=10, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=56)
     parser.add_argument("--work", type=Path, default=Path("build/collect"), help="where the thin model is made")
     parser.add_argument("--out", type=Path, default=DATA)
     args = parser.parse_args()
@@ -133,17 +133,20 @@ def main() -> None:
     if tokenizer is None:
         raise SystemExit(f"{MODEL} has no tokenizer")
     asked = requests(args.day, args.answers, args.tokens, tokenizer)
-    answers = answer(engine, asked)
-    print(f"{sum(loops(one.output) for one in answers)} of {len(answers)} answers loop", flush=True)
-    alone = [request for _, request in asked]
-    outputs = [one.output for one in answers]
-    proposals = {"ngram": tuple(propose(engine, alone, outputs, shapes, print))}
+    out, alone = args.out / args.day, [request for _, request in asked]
     about = {"model": MODEL, "day": args.day, "origin": ORIGIN, "thin": f"the model without layer {SKIPPED}"}
-    write_trace(Trace(tuple(answers), proposals, about), args.out / args.day)
+    if (out / REQUESTS).exists():
+        trace = read_trace(out)
+    else:
+        answers = tuple(answer(engine, asked))
+        found = propose(engine, alone, [one.output for one in answers], shapes, print)
+        trace = Trace(answers, {"ngram": tuple(found)}, about)
+        write_trace(trace, out)
+    print(f"{sum(loops(one.output) for one in trace.requests)} of {len(trace.requests)} answers loop", flush=True)
     thin = {"method": "draft_model", "name": "thin", "path": str(thin_model(args.work)), "dtype": "float32"}
     engine, _ = build_local(config(thin), progress=print)
-    proposals["thin"] = tuple(propose(engine, alone, outputs, shapes, lambda line: print(line, flush=True)))
-    write_trace(Trace(tuple(answers), proposals, about), args.out / args.day)
+    found = propose(engine, alone, [one.output for one in trace.requests], shapes, print)
+    write_trace(Trace(trace.requests, {**trace.proposals, "thin": tuple(found)}, about), out)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.build import build_local, engine_for
-from draftwing.engine.cpu_kernel import load_kernel
-from draftwing.engine.int8 import Int8Linear
-from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear
 from draftwing.engine.loading import load_target
 from draftwing.engine.step import Engine
+from draftwing.kernels.cpu_kernel import load_kernel
+from draftwing.kernels.int8 import Int8Linear
+from draftwing.kernels.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 BARS = {"plain": 1 / 1.25, "4 rows": 1.15, "8 rows": 1.6, "16 rows": 2.2}  # steps of generate

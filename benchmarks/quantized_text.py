@@ -26,8 +26,8 @@ from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.build import build_local
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
+from draftwing.offline import run_all
 
 PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts"
 CACHE = 8192

@@ -34,7 +34,7 @@ from draftwing.checkpoints.hub import resolve_model
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
-from draftwing.engine.offline import run_all
+from draftwing.offline import run_all
 from draftwing.testing.loops import loops
 
 ROOT = Path(__file__).resolve().parents[1]

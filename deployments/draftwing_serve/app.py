@@ -17,8 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config import Config, require_model, with_environment
-from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint

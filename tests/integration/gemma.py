@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from draftwing.checkpoints.tokenizer import TextTokenizer
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
-from draftwing.engine.offline import Output, run_all
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer
+from draftwing.offline import Output, run_all
 from draftwing.policy.modes import parse_mode
 from draftwing.testing.loops import loops
 from draftwing.testing.near_tie import gap_of

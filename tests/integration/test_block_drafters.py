@@ -12,8 +12,8 @@ from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.drafters.block_drafter import BlockDrafter
 from draftwing.engine.build import build_engine
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
+from draftwing.offline import run_all
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 HEADS = {"dflash_full": "dflash", "dflash_swa_causal": "dflash", "dflash2": "dflash2", "dspark_vanilla": "dspark"}

@@ -16,9 +16,9 @@ from draftwing.config_models import Config
 from draftwing.core import NO_DRAFT, Request, SamplingParams, StepPlan
 from draftwing.drafters.model_drafter import ModelDrafter
 from draftwing.engine.build import build_engine
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
+from draftwing.offline import run_all
 from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"

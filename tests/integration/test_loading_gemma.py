@@ -15,9 +15,9 @@ from safetensors import safe_open
 
 from draftwing.checkpoints.hub import DEMO_MODEL, DEMO_PACKAGE, resolve_model
 from draftwing.checkpoints.model_folder import ModelFolder
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import ModelConfig
 from draftwing.engine.loading import LoadedTarget, load_target
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from tests.conftest import require
 
 MODULE = DEMO_PACKAGE.replace("-", "_")

@@ -15,8 +15,8 @@ from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_engine
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
+from draftwing.offline import run_all
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 TARGET, HEADS = GOLDENS / "hf_greedy_llama8" / "target", GOLDENS / "medusa1" / "drafter"

@@ -9,8 +9,8 @@ import pytest
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_engine
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
+from draftwing.offline import run_all
 from tests.tiny_models import golden
 
 PREFIX = list(range(20, 68))  # three blocks

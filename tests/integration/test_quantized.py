@@ -10,8 +10,8 @@ import pytest
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
-from draftwing.engine.cpu_kernel import find_compiler
-from draftwing.engine.offline import run_all
+from draftwing.kernels.cpu_kernel import find_compiler
+from draftwing.offline import run_all
 from draftwing.policy.modes import parse_mode
 from tests.conftest import require
 from tests.random_targets import VOCAB, save_random

@@ -59,7 +59,7 @@ class Drawing(TokenDrafter):
             if self._drawn:
                 positions = np.full(len(logits), len(sequence.tokens) + depth)
                 rows = SampleRows([state], np.zeros(len(logits), dtype=np.int64), positions)
-                found = children(torch.from_numpy(logits), rows, width)
+                found = children(torch.from_numpy(logits), rows, width, sources=True)
                 growth.add(found.tokens, found.confidences, VOCAB, found.sources)
             else:
                 best = np.argsort(-logits, axis=1)

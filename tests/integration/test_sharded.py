@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from draftwing.checkpoints.split import CHECKED, experts_of
 from draftwing.config_models import Config
 from draftwing.engine.build import build_engine
-from draftwing.engine.split import CHECKED, experts_of
 from draftwing.parallel.capacity import Hardware, plan_capacity
 from tests.integration.sharded_tools import (
     Outcome,

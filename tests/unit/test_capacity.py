@@ -14,11 +14,11 @@ from draftwing import cli
 from draftwing.checkpoints import hf
 from draftwing.checkpoints.known import find_config, known_config
 from draftwing.checkpoints.model_folder import open_folder
+from draftwing.checkpoints.split import split_of
 from draftwing.config import load_config
 from draftwing.config_models import Config, ParallelConfig
 from draftwing.engine.loading import load_target
 from draftwing.engine.runner import kv_bytes_per_slot, probe_layers
-from draftwing.engine.split import split_of
 from draftwing.errors import ConfigError, SetupError
 from draftwing.parallel.capacity import CapacityPlan, Hardware, plan_capacity
 from tests.conftest import ROOT
@@ -129,7 +129,7 @@ def test_drafters_lie_on_rank_0() -> None:
     assert shares["small"].weight_bytes == 4 * plan.parameters
     assert shares["small"].kv_bytes_per_token == 2 * plan.kv_bytes_per_token_per_rank
     assert shares["head"].weight_bytes
-    assert shares["head"].kv_bytes_per_token == 4 * 2 * 2 * 16
+    assert shares["head"].kv_bytes_per_token == 4 * (2 * 2 * 16 + 64 // 8)  # its own layer's, and a feature a block
     assert shares["head"].note == ""
     assert "target's lm_head" in shares["older"].note
     assert shares["far"].weight_bytes is None

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-OURS = {"draftwing", "draftwing_serve", "draftwing_tuner", "draftwing_dashboards", "tests"}
+OURS = {"draftwing", "draftwing_serve", "draftwing_tuner", "draftwing_dashboards", "benchmarks", "tests"}
 # Parts of pydantic that it ships as distributions of their own, and pins.
 PART_OF = {"annotated-types": "pydantic", "pydantic-core": "pydantic"}
 SOURCES = [

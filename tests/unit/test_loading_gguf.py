@@ -19,9 +19,9 @@ from draftwing.checkpoints import gguf_cache, hf, hub
 from draftwing.checkpoints.gguf_file import read_gguf, write_without_vocabulary
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.model_folder import ModelFolder
+from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config_models import ModelConfig
 from draftwing.engine.loading import load_target
-from draftwing.engine.tokenizer import load_tokenizer
 from draftwing.errors import ConfigError, SetupError
 from tests import gguf_files
 from tests.tiny_models import golden

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from draftwing.checkpoints.model_folder import open_folder
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, RequestError
 from tests.tiny_models import copy_of
 

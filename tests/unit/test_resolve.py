@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from draftwing.checkpoints.inspection import describe
 from draftwing.checkpoints.methods import layout_of
+from draftwing.checkpoints.published import Published
 from draftwing.checkpoints.resolve import Layout, Shapes, check_method, resolve
+from draftwing.checkpoints.weight_files import StoredTensor
 from draftwing.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -255,8 +262,51 @@ def test_layers_past_a_models_own_are_unknown_unless_they_draft() -> None:
     assert {name.split(".")[2] for name in resolve(config, target(2), "here").unknown} == {"1"}
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            {"num_hidden_layers": "2"},
+            "config.json has num_hidden_layers '2'; input should be a valid integer",
+        ),
+        ({"eagle_config": [1]}, r"eagle_config \[1\]; input should be a valid dictionary"),
+        ({"dflash_config": {"hidden_size": 0}}, r"dflash_config\.hidden_size 0; input should be greater than"),
+    ],
+)
+def test_a_field_of_another_type_is_named(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        resolve(config, eagle3(), "here")
+
+
 def test_a_setting_that_contradicts_its_checkpoint_is_refused_with_both() -> None:
     layout: Layout = resolve({}, eagle3(), "here")
     check_method("eagle3", layout, "drafters.0.method", "here")
     with pytest.raises(ConfigError, match=r"drafters\.0\.method is 'dflash', but the checkpoint here .* 'eagle3'"):
         check_method("dflash", layout, "drafters.0.method", "here")
+
+
+JSON = st.none() | st.booleans() | st.integers(-2, 70) | st.text(max_size=3) | st.lists(st.integers(-2, 9), max_size=3)
+PARTS = ("text_config", "transformer_layer_config", "eagle_config", "dflash_config", "dspark_config")
+KEYS = (
+    "model_type", "architectures", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "vocab_size", "target_layer_ids", "num_target_layers", "eagle_aux_hidden_state_layer_ids",
+    "speculators_model_type", "aux_hidden_state_layer_ids", "use_aux_hidden_state", "max_position_embeddings", *PARTS,
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(sorted(LAYOUTS)),
+    st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3), max_size=5),
+    st.integers(0, 3),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_config_and_shapes_are_told_or_refused(name: str, config: dict[str, Any], cut: int) -> None:
+    """cut: some tensors have fewer dimensions than they should."""
+    base, shapes, *_ = LAYOUTS[name]
+    tensors = {
+        key: StoredTensor("F32", shape[: len(shape) - (i % 4 < cut)], 1)
+        for i, (key, shape) in enumerate(shapes.items())
+    }
+    with contextlib.suppress(ConfigError):
+        told = describe(Published("here", Path("here"), {**base, **config}, {Path("a"): tensors}))
+        assert told.parts

@@ -9,9 +9,9 @@ import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, Request, StepPlan
 from draftwing.drafters.base import Accepted, NullController
-from draftwing.engine.offline import run_all
 from draftwing.engine.sequence import Sequence
 from draftwing.engine.step import Engine
+from draftwing.offline import run_all
 from draftwing.policy.modes import OffPolicy
 from draftwing_tuner.trace import Proposals, TraceRequest, level_order
 

@@ -18,9 +18,9 @@ import numpy as np
 from draftwing.core import DraftShape, DraftTree, IntArray, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Controller, DrafterTraits, NullController
 from draftwing.drafters.tree import full_size
-from draftwing.engine.offline import run_all
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
+from draftwing.offline import run_all
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing_tuner.trace import Proposals, Trace, TraceRequest, read_trace, write_trace
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwing.checkpoints.cache import Progress, cache_root
+from draftwing.checkpoints.tokenizer import TextTokenizer
 from draftwing.config_models import Config, PolicyConfig
 from draftwing.engine.build import build_local
 from draftwing.engine.identity import profile_key
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer
 from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
 from draftwing.prompts import prompt_texts, random_prompts

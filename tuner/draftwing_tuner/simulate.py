@@ -46,6 +46,16 @@ class Step:
     ended: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that was answered: its tokens, and when it came and left, in seconds."""
+
+    id: str
+    tokens: int
+    came: float
+    ended: float
+
+
 class Simulation:
     """Stands where an engine stands: add requests, step, read the clock. Ids of requests: see `replay.MARK`."""
 
@@ -69,7 +79,9 @@ class Simulation:
         self._drafting = Drafting(PricedDrafter(drafter, self._prices, self.clock), VOCABULARY)
         self._texts: Mapping[str, Seq[int]] = {request.id: request.output for request in trace.requests}
         self._sequences: dict[str, Sequence] = {}
+        self._came: dict[str, float] = {}
         self._over: list[Sequence] = []  # in this step
+        self.served: list[Served] = []
         self._admission = Admission(
             pool=pool, context=CONTEXT, queue=limits.queue, vocab_size=VOCABULARY, eos_token_ids=(), decoder=None
         )
@@ -92,6 +104,7 @@ class Simulation:
             raise ValueError(f"{request.id} asks for {request.params.max_tokens} tokens, more than its answer has")
         sequence = self._admission.admit(request, len(self._sequences), waiting=self.waiting)
         self._sequences[request.id] = sequence
+        self._came[request.id] = self.clock()
         self.scheduler.add(sequence)
 
     def step(self) -> Step:
@@ -121,6 +134,7 @@ class Simulation:
         self._drafting.prefilled([sequence for sequence, _ in schedule.prefilling])
         self._drafting.committed(schedule.decoding, accepted)
         ended = self._leave()
+        self._count(drafts.trees, [len(one.nodes) for one in accepted], sum(one.count for one in accepted) + sum(first))
         result = step_result(
             drafts,
             [one.nodes for one in accepted],
@@ -164,7 +178,16 @@ class Simulation:
             del self._sequences[sequence.id]
             self.scheduler.remove(sequence)
             self._drafting.release(sequence)
+            self.served.append(Served(sequence.id, sequence.output_len, self._came.pop(sequence.id), self.clock()))
         return tuple(sequence.id for sequence in over)
+
+    def _count(self, drafts: Seq[DraftTree], accepted: Seq[int], generated: int) -> None:
+        """What of the engine's counters says how drafting went."""
+        self.counters.steps += 1
+        self.counters.generated_tokens += generated
+        self.counters.drafts += sum(len(draft) > 0 for draft in drafts)
+        self.counters.draft_tokens += sum(map(len, drafts))
+        self.counters.accepted_tokens += sum(accepted)
 
 
 class World(Protocol):

@@ -11,8 +11,9 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
-from draftwing.checkpoints.published import read_headers
-from draftwing.checkpoints.resolve import Layout, layer_count, resolve
+from draftwing.checkpoints.layouts import CONTEXTS
+from draftwing.checkpoints.published import Published, read_headers
+from draftwing.checkpoints.resolve import Layout, architecture_of, layer_count, resolve
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
 from draftwing.checkpoints.weight_files import StoredTensor
@@ -64,17 +65,21 @@ def inspect_checkpoint(
         if file.suffix != ".gguf":
             raise ConfigError(f"{path} is a file; accepted: a folder, a .gguf file or a hub id (org/name)")
         return _gguf(path, read_gguf(file))
-    published = read_headers(path, revision, progress)
-    config, tensors = published.config, published.tensors
+    layers = target_layers(target, progress) if target else None
+    return describe(read_headers(path, revision, progress), layers, reading)
+
+
+def describe(published: Published, layers: int | None = None, reading: Reading = "auto") -> Inspection:
+    """What has been read of a checkpoint, explained. layers: of a drafter's target, where that is known."""
+    path, config, tensors = published.source, published.config, published.tensors
     layout = resolve(config, published.shapes, path)
-    layers = target_layers(target, progress) if target else merged_config(config).get("num_target_layers")
+    layers = layers or merged_config(config).get("num_target_layers")
     features = _features(layout, config, tensors, layers or FAR, reading)
     by_rule = features is not None and features.by_rule and layers is None
-    named = config.get("architectures") or [str(config.get("model_type", "not named"))]
     return Inspection(
         source=path,
         layout=layout,
-        architecture=str(named[0]),
+        architecture=architecture_of(config) or str(config.get("model_type", "not named")),
         dimensions=dimensions(config, tensors),
         parts=parts_of(layout, config, tensors),
         tensors=grouped(tensors),
@@ -107,7 +112,7 @@ def _features(
     if layout.method not in ("dflash", "dflash2", "dspark"):
         return None
     merged = merged_config(config)
-    contexts = (tensors.get(name) for name in ("fc.weight", "encoder.fc.weight", "context_proj.weight"))
+    contexts = (tensors.get(name) for name, _ in CONTEXTS.values())
     width = next(tensor.shape[1] for tensor in contexts if tensor is not None)
     count = width // int(merged.get("hidden_size") or width)
     return block_layers(merged, count, layers, reading, speculators="transformer_layer_config" in config)
@@ -134,7 +139,8 @@ def _gguf(source: str, header: GgufHeader) -> Inspection:
     for tensor in header.tensors:
         stored[tensor.type] = stored.get(tensor.type, 0) + tensor.bytes
     layers = metadata.get(f"{name}.block_count")
-    cached = sum(t.shape[0] for t in header.tensors if t.name.endswith((".attn_k.weight", ".attn_v.weight")))
+    keys = (".attn_k.weight", ".attn_v.weight")
+    cached = sum(t.shape[0] for t in header.tensors if t.shape and t.name.endswith(keys))
     part = Part(
         name="model",
         layers=layers if isinstance(layers, int) else 0,

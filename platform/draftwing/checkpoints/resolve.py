@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftwing.checkpoints.config_fields import check_fields
 from draftwing.checkpoints.layouts import (
     BARE,
     CONTEXTS,
@@ -74,8 +75,12 @@ class _Evidence:
 
     @property
     def architecture(self) -> str:
-        named = self.config.get("architectures")
-        return str(named[0]) if isinstance(named, list | tuple) and named else ""
+        return architecture_of(self.config)
+
+    def matrix(self, name: str) -> tuple[int, int] | None:
+        """The shape of a tensor of two dimensions."""
+        shape = self.shapes.get(name, ())
+        return (shape[0], shape[1]) if len(shape) == 2 else None
 
     def drafter(self, methods: tuple[str, ...], dialect: str, known: Iterable[str]) -> Layout:
         form = re.compile("|".join(f"(?:{pattern})" for pattern in known))
@@ -83,8 +88,15 @@ class _Evidence:
         return Layout("drafter", methods[0], methods, dialect, tuple(self.decided), unknown)
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """What the checkpoint calls itself; "" where it doesn't."""
+    named = config.get("architectures")
+    return str(named[0]) if named else ""
+
+
 def resolve(config: Mapping[str, Any], shapes: Shapes, where: str) -> Layout:
     """What the checkpoint at `where` is. ConfigError, naming what was found, where no method here reads it."""
+    check_fields(config, where)
     found = _Evidence(config, shapes, where)
     for pattern, what in UNREAD.items():
         if found.shows(pattern, what):
@@ -201,7 +213,7 @@ def medusa_layout(names: Iterable[str]) -> str | None:
 
 def _eagle3(found: _Evidence) -> Layout | None:
     prefix = "midlayer" if "midlayer.self_attn.q_proj.weight" in found.shapes else "layers.0"
-    query, output = (found.shapes.get(f"{prefix}.self_attn.{part}_proj.weight") for part in "qo")
+    query, output = (found.matrix(f"{prefix}.self_attn.{part}_proj.weight") for part in "qo")
     if query is None or output is None or query[1] != 2 * output[0]:
         return None
     found.decided.append(
@@ -224,7 +236,8 @@ def _because(found: _Evidence, dialect: str, sign: str) -> str:
 
 
 def _block(found: _Evidence) -> Layout | None:
-    context = next((key for key, names in CONTEXTS.items() if all(name in found.shapes for name in names)), None)
+    there = (key for key, (fc, norm) in CONTEXTS.items() if found.matrix(fc) and norm in found.shapes)
+    context = next(there, None)
     if context is None or "layers.0.self_attn.q_proj.weight" not in found.shapes:
         return None
     name = CONTEXTS[context][0]
@@ -262,7 +275,7 @@ def _is_dspark(found: _Evidence) -> bool:
 
 
 def _eagle(found: _Evidence) -> Layout | None:
-    fc, query = found.shapes.get("fc.weight"), found.shapes.get("layers.0.self_attn.q_proj.weight")
+    fc, query = found.matrix("fc.weight"), found.matrix("layers.0.self_attn.q_proj.weight")
     if fc is None or query is None or fc[1] != 2 * fc[0]:
         return None
     found.decided.append(

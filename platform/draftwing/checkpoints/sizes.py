@@ -131,7 +131,7 @@ def dimensions(config: Mapping[str, Any], tensors: Tensors) -> dict[str, int]:
     }
     if "head_size" not in found and {"hidden_size", "attention_heads"} <= found.keys():
         found["head_size"] = found["hidden_size"] // found["attention_heads"]
-    if block := tensors.get("0.0.linear.weight"):
+    if (block := tensors.get("0.0.linear.weight")) and block.shape:
         found.setdefault("hidden_size", block.shape[0])
     return found
 
@@ -141,7 +141,8 @@ def draft_vocabulary(layout: Layout, tensors: Tensors) -> int | None:
     if layout.role == "target" and layout.method != "medusa":
         return None
     forms = [projection for _, projection in MEDUSA.values()] if layout.method == "medusa" else [r"lm_head\.weight"]
-    return next((t.shape[0] for name, t in tensors.items() if any(re.fullmatch(f, name) for f in forms)), None)
+    found = (t.shape[0] for name, t in tensors.items() if t.shape and any(re.fullmatch(f, name) for f in forms))
+    return next(found, None)
 
 
 def grouped(tensors: Tensors) -> list[TensorGroup]:

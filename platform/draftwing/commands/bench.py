@@ -10,7 +10,7 @@ from draftwing.checkpoints.methods import settle_methods
 from draftwing.commands.common import add_config_flags, config_from_args, help_of, print_json, say, tell
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
-from draftwing.errors import ConfigError, SetupError
+from draftwing.errors import ConfigError, DraftwingError, SetupError
 from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _measure(config: Config, rule: str, texts: list[str], max_tokens: int) -> li
     """One row per temperature and position."""
     from draftwing.engine.acceptance import watched
     from draftwing.engine.build import build_local
-    from draftwing.engine.offline import acceptance_length, run_all
+    from draftwing.offline import acceptance_length, run_all
 
     engine, tokenizer = build_local(config.model_copy(update={"sampling": rule}), progress=tell)
     prompts = [tokenizer.encode(t) for t in texts] if tokenizer else random_prompts(engine.runner.vocab_size)
@@ -85,6 +85,8 @@ def _measure(config: Config, rule: str, texts: list[str], max_tokens: int) -> li
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=7)
         outputs = run_all(engine, [Request(f"{temperature}/{i}", prompt, params) for i, prompt in enumerate(prompts)])
         name, length = config.drafter_name, acceptance_length(outputs)
+        if failed := engine.drafting.failures or engine.counters.bad_drafts:
+            raise DraftwingError(f"drafter {name} failed or was refused {failed} times, so its rates mean nothing")
         method = next(entry.method for entry in config.drafters if entry.name == name)
         common = {"drafter": name, "method": method, "rule": rule, "temperature": temperature, "length": length}
         rows += [common | row for row in _positions(verifies)]

@@ -14,7 +14,7 @@ from draftwing.core import Emission, Request, SamplingParams
 from draftwing.errors import ConfigError
 
 if TYPE_CHECKING:
-    from draftwing.engine.offline import Output
+    from draftwing.offline import Output
 
 SCHEMA = 1
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
     )
     from draftwing.engine.build import build_local
-    from draftwing.engine.offline import acceptance_length, run_all
+    from draftwing.offline import acceptance_length, run_all
 
     engine, tokenizer = build_local(config, progress=tell)
     if tokenizer is None:

@@ -64,11 +64,11 @@ def _probe(args: argparse.Namespace, found: Inspection) -> Verdict:
     if found.features is None:
         raise ConfigError(f"--probe: a drafter of method {found.layout.method} has no layer ids to be read two ways")
     from draftwing.checkpoints.hub import resolve_model
+    from draftwing.checkpoints.tokenizer import load_tokenizer
     from draftwing.config_models import Config
     from draftwing.engine.build import prober
     from draftwing.engine.layer_probe import probe_layer_ids
     from draftwing.engine.loading import load_target
-    from draftwing.engine.tokenizer import load_tokenizer
 
     entry = {"method": found.layout.method, "path": args.path, "revision": args.revision}
     config = Config.model_validate({"model": {"path": args.target}, "drafters": [entry]})

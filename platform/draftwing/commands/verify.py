@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"verify proves sampling: invariant, but sampling is {config.sampling!r}")
     texts = prompt_texts(args.prompts)
     from draftwing.engine.build import build_local
-    from draftwing.engine.offline import acceptance_length, run_all
+    from draftwing.offline import acceptance_length, run_all
     from draftwing.testing.near_tie import gap_of
     from draftwing.testing.same_tokens import compare_tokens
 

@@ -8,6 +8,7 @@ causal unless `sliding_window_non_causal`. No torch here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftwing.checkpoints.feature_layers import Reading, block_layers, merged_config
 from draftwing.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 CALL_DEPENDENT_ROPE = ("longrope", "dynamic")
 # Published flags that change the numbers and that nothing here computes, with the value that means "off".
@@ -90,6 +93,8 @@ def read_config(
     for name, off in REFUSED.items():
         if own.get(name, off) != off:
             raise ConfigError(f"the drafter's {name} is {own[name]!r}, which is not supported; expected {off!r}")
+    states = block_layers(own, features, target_layers, reading, override, speculators=speculators)
+    log.info("the drafter takes %s", states)
     heads = own.get("num_attention_heads", 1)
     fields = {name: own[name] for name in BlockConfig.model_fields if name in own}
     fields |= {
@@ -97,9 +102,7 @@ def read_config(
         "attention_bias": own.get("attention_bias", False),
         "num_key_value_heads": own.get("num_key_value_heads", heads),
         "head_dim": own.get("head_dim") or own.get("hidden_size", heads) // heads,
-        "hidden_layers": block_layers(
-            own, features, target_layers, reading, override, speculators=speculators
-        ).hidden_states,
+        "hidden_layers": states.hidden_states,
         "from_anchor": own.get("sample_from_anchor", method == "dspark" and not speculators),
         "rotary": _rotary(own),
     }

@@ -40,8 +40,8 @@ from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, owners, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.engine.processors import SampleRows, SamplerState, edited
-from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 PENDING = 256  # feature rows of one sequence that wait for the next draft at most
 TOGETHER = 64  # blocks of one pass at most
@@ -254,18 +254,19 @@ class BlockDrafter:
             sure = predicted_shares(sure, predicted.cpu().numpy(), self._threshold)
         # What has no probability is no child: ids beyond the vocabulary are left out.
         tokens = np.where(sure > 0, found.tokens, self._target.vocab_size)
-        share(growths, tokens, sure, self._target.vocab_size, found.sources if self._target.rejection else None)
+        share(growths, Children(tokens, sure, found.sources), self._target.vocab_size)
 
     def _children(
         self, logits: Tensor, block: Tensor, rows: Tensor, path: Tensor, sampled: SampleRows, width: int
     ) -> Children:
         """Of the frontier's nodes: logits [G, V], block [M]. Where a row alone decides, its nodes have the same."""
+        sources = self._target.rejection
         if self._model.alone and not edited(sampled):
             first = np.unique(sampled.seq_of_row, return_index=True)[1]
             once = torch.from_numpy(first).to(block.device)
             values = self._model.children(logits[block[once]], rows[once], path[once])
-            return children(values, sampled.take(first), width).take(sampled.seq_of_row)
-        return children(self._model.children(logits[block], rows, path), sampled, width)
+            return children(values, sampled.take(first), width, sources=sources).take(sampled.seq_of_row)
+        return children(self._model.children(logits[block], rows, path), sampled, width, sources=sources)
 
 
 def predicted_shares(shares: FloatArray, predicted: FloatArray, threshold: float) -> FloatArray:

@@ -29,31 +29,39 @@ class Children:
     """tokens [M, W], best first; confidences [M, W]: q of each given its parent, after temperature.
 
     With noise that is a draw without replacement from `sources`: Gumbel noise on log q is one (Kool, van Hoof, Welling:
-    Stochastic Beams and Where to Find Them, 2019).
+    Stochastic Beams and Where to Find Them, 2019). None: nobody asked.
     """
 
     tokens: IntArray
     confidences: FloatArray
-    sources: DraftSources
+    sources: DraftSources | None = None
 
     def take(self, rows: IntArray) -> Children:
-        sources = DraftSources(self.sources.ids[rows], self.sources.weights[rows])
+        sources = self.sources and DraftSources(self.sources.ids[rows], self.sources.weights[rows])
         return Children(self.tokens[rows], self.confidences[rows], sources)
 
 
 @torch.inference_mode()
 def children(
-    logits: Tensor, rows: SampleRows, width: int, ids: Tensor | None = None, vocab_size: int | None = None
+    logits: Tensor,
+    rows: SampleRows,
+    width: int,
+    ids: Tensor | None = None,
+    vocab_size: int | None = None,
+    *,
+    sources: bool = False,
 ) -> Children:
     """The `width` best children of each node: logits [M, V] of the drafter, rows as of the target's own choice.
 
-    ids, vocab_size: as for `in_target_ids`, where the logits are over a draft vocabulary.
+    ids, vocab_size: as for `in_target_ids`, where the logits are over a draft vocabulary. sources: wanted too; they are
+    equally many in all calls of a drafter.
     """
+    noisy = rows.parameter("temperature") > 0
+    count = min(max(HASHED, width) if sources or noisy.any() else width, logits.shape[1])
     if ids is not None and vocab_size is not None and edited(rows):
         logits, ids = in_target_ids(logits, ids, vocab_size), None
     values = process(logits[:, :vocab_size] if ids is None else logits, rows)
-    noisy = rows.parameter("temperature") > 0
-    top, places = largest(values, max(HASHED, width) if noisy.any() else width)
+    top, places = largest(values, count)
     tokens = places if ids is None else ids.to(places.device)[places]
     scores = top
     if noisy.any():
@@ -62,8 +70,8 @@ def children(
         scores = torch.where(to_device(noisy, values)[:, None], top + noise, top)
     best = scores.topk(min(width, scores.shape[1]), dim=-1).indices
     shares = values.softmax(-1).gather(1, places.gather(1, best))
-    sources = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy())
-    return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), sources)
+    drawn_from = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy()) if sources else None
+    return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), drawn_from)
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:

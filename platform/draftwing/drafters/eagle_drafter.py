@@ -10,8 +10,8 @@ from draftwing.drafters.eagle import Eagle3Options, EagleOptions
 from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.drafters.eagle_head import EagleHead
 from draftwing.drafters.feature_drafter import FeatureDrafter
-from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 log = logging.getLogger(__name__)
 

@@ -375,10 +375,10 @@ class FeatureDrafter:
             self._run(level, [len(growth.frontier) for growth in growths])
         logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
         rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
-        found = children(logits, rows, most_children(growths), self.head.target_ids, self._target.vocab_size)
+        ids, vocabulary = self.head.target_ids, self._target.vocab_size
+        found = children(logits, rows, most_children(growths), ids, vocabulary, sources=self._target.rejection)
         before = [growth.frontier for growth in growths]
-        sources = found.sources if self._target.rejection else None
-        share(growths, found.tokens, found.confidences, self._target.vocab_size, sources)
+        share(growths, found, vocabulary)
         for draft, frontier in zip(level, before, strict=True):
             draft.last = draft.growth.ended
             if not draft.last:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
+from draftwing.drafters.children import Children
 from draftwing.engine.processors import SampleRows, SamplerState
 
 
@@ -60,7 +61,7 @@ class Growth:
         self.frontier: IntArray = np.array([-1], dtype=np.int64)
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
         self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
-        self._sources: list[DraftSources] = []
+        self._sources: list[tuple[IntArray, DraftSources]] = []  # with the nodes whose children they are
         self._ranks: list[tuple[int, ...]] = [()]  # of the frontier, where the shape names its nodes
 
     @property
@@ -76,7 +77,7 @@ class Growth:
         self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
     ) -> None:
         if sources is not None:
-            self._sources.append(sources)
+            self._sources.append((self.frontier, sources))
         width = min(self.shape.branching[self.paths.shape[1]], tokens.shape[1])
         wanted = tokens[:, :width] < vocab_size
         if named := self.shape.paths:
@@ -108,13 +109,17 @@ class Growth:
         if not self._levels:
             return DraftTree.empty()
         tokens, parents, confidences = (np.concatenate(parts) for parts in zip(*self._levels, strict=True))
-        sources = None
-        if self._sources:
-            ids, weights = (
-                np.concatenate(parts) for parts in zip(*((s.ids, s.weights) for s in self._sources), strict=True)
-            )
-            sources = DraftSources(ids, weights)
-        return DraftTree(tokens, parents, confidences, sources)
+        return DraftTree(tokens, parents, confidences, self._drawn_from() if self._sources else None)
+
+    def _drawn_from(self) -> DraftSources:
+        """By node; one without children has the root's."""
+        nodes = np.concatenate([nodes for nodes, _ in self._sources])
+        place = np.zeros(int(nodes.max()) + 2, dtype=np.int64)
+        place[nodes + 1] = np.arange(len(nodes))
+        ids, weights = (
+            np.concatenate(part) for part in zip(*((s.ids, s.weights) for _, s in self._sources), strict=True)
+        )
+        return DraftSources(ids[place], weights[place])
 
 
 def owners(growths: Seq[Growing]) -> IntArray:
@@ -140,13 +145,11 @@ def most_children(growths: Seq[Growing]) -> int:
     return max(growth.shape.branching[growth.paths.shape[1]] for growth in growths)
 
 
-def share(
-    growths: Seq[Growing], tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None
-) -> None:
-    """Give each draft its part of a level's children: tokens, confidences and sources of all frontiers in order."""
+def share(growths: Seq[Growing], found: Children, vocab_size: int) -> None:
+    """Give each draft its part of a level's children, which stand for all frontiers in order."""
     start = 0
     for growth in growths:
         part = slice(start, start + len(growth.frontier))
-        own = None if sources is None else DraftSources(sources.ids[part], sources.weights[part])
-        growth.add(tokens[part], confidences[part], vocab_size, own)
+        own = found.sources and DraftSources(found.sources.ids[part], found.sources.weights[part])
+        growth.add(found.tokens[part], found.confidences[part], vocab_size, own)
         start = part.stop

@@ -162,12 +162,14 @@ class MedusaDrafter:
         )
         samples = SampleRows([state.sampled.state for state in states], owner, np.array(lengths)[owner] + depth)
         width = 1 + max(int(tree.ranks.max()) for tree in trees)
-        found = children(logits, samples, width, self._heads.token_map, self._target.vocab_size)
+        found = children(
+            logits, samples, width, self._heads.token_map, self._target.vocab_size, sources=self._target.rejection
+        )
         drafts, first = [], 0
         for tree, count in zip(trees, depths, strict=True):
             rows = first + tree.depths
             sources = None
-            if self._target.rejection:
+            if found.sources is not None:
                 below = first + np.concatenate([[0], tree.depths[tree.depths < count - 1] + 1])
                 sources = DraftSources(found.sources.ids[below], found.sources.weights[below])
             drafts.append(

@@ -176,8 +176,8 @@ class ModelDrafter:
         growths = [draft.growth for draft in level]
         rows = level_rows(growths, [d.state.sampled.state for d in level], [len(d.tokens) for d in level])
         vocabulary = self._target.vocab_size
-        found = children(logits[:, :vocabulary], rows, most_children(growths))
-        share(growths, found.tokens, found.confidences, vocabulary, found.sources if self._target.rejection else None)
+        found = children(logits[:, :vocabulary], rows, most_children(growths), sources=self._target.rejection)
+        share(growths, found, vocabulary)
         for draft in level:
             draft.last = draft.growth.ended
 

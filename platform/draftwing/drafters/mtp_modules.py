@@ -19,8 +19,8 @@ from torch.nn.functional import embedding, linear
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.weights import Weights
 from draftwing.engine import attention
-from draftwing.engine.speedup import speed_up
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 Run = Callable[[Tensor], Tensor]
 Apply = Callable[[Tensor, Tensor], Tensor]  # input and weight

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwing.checkpoints.hub import resolve_model
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import ModelConfig
 from draftwing.core import IntArray
 from draftwing.drafters.base import TargetInfo
@@ -15,9 +16,8 @@ from draftwing.engine.attention import KVShape
 from draftwing.engine.batch import SequenceRows
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
-from draftwing.engine.speedup import speed_up
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError
+from draftwing.kernels.speedup import speed_up
 
 SAMPLED_IDS = 256  # token texts compared between the two tokenizers
 

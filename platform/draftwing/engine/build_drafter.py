@@ -8,12 +8,12 @@ from draftwing.checkpoints import hf
 from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.memory import available_bytes
+from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config_models import Config
 from draftwing.drafters.base import Drafter, TargetInfo
 from draftwing.engine.build import CPU_CACHE_FRACTION, bound
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.loading import choose_device, context_length, eos_token_ids
-from draftwing.engine.tokenizer import load_tokenizer
 
 
 def distant_target_info(config: Config, tell: Progress = silent) -> TargetInfo:

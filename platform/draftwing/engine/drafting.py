@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Drafts:
     """One draft per sequence [B]. made: sound, as the drafter made them.
 
-    verified: of each, the nodes that a verify runs; trees: those alone, numbered anew. levels: per depth that was
-    drafted, whose drafts grew there [B]. refused: drafts that were not sound.
+    verified: of each, the nodes that a verify runs; trees: those alone, numbered anew. levels: per
+    depth that was drafted, whose drafts grew there [B]. refused: drafts that were not sound.
     """
 
     made: list[DraftTree]

@@ -18,10 +18,10 @@ from draftwing.core import Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, Controller, FeatureRows, LayerOptions
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.drafting import Drafting, Drafts
-from draftwing.engine.offline import run_all
 from draftwing.engine.sequence import Sequence
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
+from draftwing.offline import run_all
 
 TOKENS = 64  # generated per prompt
 SURE = 3.0  # standard deviations by which a reading must win to be believed against the usual one

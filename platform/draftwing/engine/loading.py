@@ -12,12 +12,12 @@ from torch import nn
 from draftwing.checkpoints import hf
 from draftwing.checkpoints.memory import available_bytes, machine_bytes
 from draftwing.checkpoints.model_folder import ModelFolder, inspect, read_json
+from draftwing.checkpoints.split import split_of
 from draftwing.checkpoints.supported import VERIFIED, check_rope
 from draftwing.checkpoints.weight_files import WeightFiles
 from draftwing.config_models import ParallelConfig
 from draftwing.engine import attention
 from draftwing.engine.shares import Ranks, WholeEnds, cut_modules
-from draftwing.engine.split import split_of
 from draftwing.errors import ConfigError, SetupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
 from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.split import Split
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.runner import ModelRunner, Runner
-from draftwing.engine.split import Split
 from draftwing.errors import ConfigError
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from draftwing.checkpoints import hf
 from draftwing.checkpoints.cache import Progress, silent
-from draftwing.checkpoints.drafter import open_checkpoint
+from draftwing.checkpoints.inspection import inspect_checkpoint
 from draftwing.checkpoints.known import find_config
+from draftwing.checkpoints.sizes import BYTES
+from draftwing.checkpoints.split import experts_of, is_latent, kv_elements, kv_heads, split_of
 from draftwing.checkpoints.supported import check_config
 from draftwing.config_models import Config, DrafterConfig, ParallelConfig
-from draftwing.engine.split import experts_of, is_latent, kv_elements, kv_heads, split_of
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -224,13 +225,12 @@ def _head(entry: DrafterConfig, folder: Path, target: Any, size: int, alone: boo
     """
     if not folder.is_dir():
         raise SetupError(f"{folder} is no folder on this machine")
-    checkpoint = open_checkpoint(str(folder))
-    names = set(checkpoint.names())
-    weights = sum(_numbers(checkpoint.shape(name)) for name in names)
+    found = inspect_checkpoint(str(folder))
+    names, head = {group.name for group in found.tensors}, found.parts[-1]
     borrowed = [part for part in ("embed_tokens", "lm_head") if f"{part}.weight" not in names]
-    if entry.method == "medusa" or alone:
+    if found.layout.method == "medusa" or alone:
         borrowed = []
-    weights += len(borrowed) * int(target.vocab_size * target.hidden_size)
-    kv = sum(2 * checkpoint.shape(name)[0] for name in names if name.endswith("k_proj.weight"))
+    weights = head.parameters + len(borrowed) * int(target.vocab_size * target.hidden_size)
+    kv = head.cache["float32"] // BYTES["float32"]
     note = f"with a whole copy of the target's {' and '.join(borrowed)}" if borrowed else ""
-    return DrafterShare(entry.name, entry.method, weights * size, kv * size, note)
+    return DrafterShare(entry.name, found.layout.method, weights * size, kv * size, note)

@@ -17,15 +17,15 @@ from draftwing.checkpoints import hf
 from draftwing.checkpoints.cache import Progress
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.model_folder import ModelFolder, read_config
+from draftwing.checkpoints.split import split_of
+from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config
 from draftwing.engine.build import engine_for, paged
 from draftwing.engine.loading import LoadedTarget, choose_device, load_target
 from draftwing.engine.runner import probe_layers
-from draftwing.engine.speedup import speed_up
-from draftwing.engine.split import split_of
 from draftwing.engine.step import Engine
-from draftwing.engine.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.errors import ConfigError, SetupError
+from draftwing.kernels.speedup import speed_up
 from draftwing.parallel.group import LeadingRunner, RankGroup, follow, open_group
 from draftwing.parallel.place import RankPlace
 from draftwing.parallel.remote_drafter import remote_drafter

@@ -89,6 +89,7 @@ class AdaptivePolicy:
     verifying: Turn = field(init=False)
     plain: Turn = field(default_factory=lambda: Turn(*PLAIN))
     steps: int = 0
+    context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
 
     def __post_init__(self) -> None:
@@ -228,6 +229,7 @@ class AdaptivePolicy:
         self.plain.count(possible=speculated, done=able and not result.levels)
         self.steps += 1
         if batch:
+            self.context = int(inputs.contexts.mean())
             self.rates.learn(batch, tokens, result.step_ms, plain_ms)
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)

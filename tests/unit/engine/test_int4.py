@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwing.engine.int4 import CHUNK, GROUP, LARGEST, MIDDLE, Int4Linear, fits, quantize
+from draftwing.kernels.int4 import CHUNK, GROUP, LARGEST, MIDDLE, Int4Linear, fits, quantize
 
 
 def restored(integers: Tensor, pairs: Tensor) -> Tensor:

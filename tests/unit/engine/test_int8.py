@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from draftwing.engine import speedup
-from draftwing.engine.cpu_kernel import CpuKernel
-from draftwing.engine.int8 import CHUNK, Int8Linear, quantize
 from draftwing.errors import ConfigError, SetupError
+from draftwing.kernels import speedup
+from draftwing.kernels.cpu_kernel import CpuKernel
+from draftwing.kernels.int8 import CHUNK, Int8Linear, quantize
 from tests.random_targets import random_model
 from tests.unit.engine.test_linear import SHAPES, kernel, linear_of
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from draftwing.checkpoints.cache import cache_root
-from draftwing.engine import speedup
-from draftwing.engine.cpu_kernel import CpuKernel, find_compiler, load_kernel
-from draftwing.engine.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear, packed_bytes, replaceable
+from draftwing.kernels import speedup
+from draftwing.kernels.cpu_kernel import CpuKernel, find_compiler, load_kernel
+from draftwing.kernels.linear import KERNEL_ROWS, PACKED_FROM, KernelLinear, PackedLinear, packed_bytes, replaceable
 from tests.conftest import require
 
 # out, in: below, at and above the kernel's vectors, tiles and blocks, and none of their multiples
@@ -247,7 +247,7 @@ def test_built_once_for_each_kind_of_processor(
     monkeypatch.setenv("CXX", str(compiler_script(tmp_path, copy)))
     monkeypatch.setenv("DRAFTWING_CACHE", str(tmp_path / "cache"))
     for processor, runs in (("one", 1), ("one", 1), ("two", 2), ("one", 2)):
-        monkeypatch.setattr("draftwing.engine.cpu_kernel._processor", lambda name=processor: name)
+        monkeypatch.setattr("draftwing.kernels.cpu_kernel._processor", lambda name=processor: name)
         told: list[str] = []
         assert load_kernel(told.append) is not None
         assert (tmp_path / "runs").read_text().count("ran") == runs

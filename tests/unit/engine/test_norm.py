@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from draftwing.engine.cpu_kernel import CpuKernel
-from draftwing.engine.norm import KernelNorm, replace_norms
+from draftwing.kernels.cpu_kernel import CpuKernel
+from draftwing.kernels.norm import KernelNorm, replace_norms
 from tests.unit.engine.test_linear import kernel
 
 __all__ = ["kernel"]

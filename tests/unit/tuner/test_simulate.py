@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from draftwing.core import DraftShape, DraftTree, FloatArray, Request, StepPlan
-from draftwing.drafters.base import Drafter, NullController
+from draftwing.drafters.base import Drafter, DrafterTraits, NullController
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.engine.kv_cache import BlockPool
 from draftwing.engine.scheduler import Limits
 from draftwing.engine.step import Engine
+from draftwing.policy.adaptive import AdaptivePolicy
 from draftwing.policy.base import Policy
 from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, TokensCell, VerifyCell
 from draftwing.policy.modes import FixedPolicy, OffPolicy
+from draftwing.policy.profile import Profile
 from draftwing.testing.drafters import View
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
@@ -24,7 +27,7 @@ from draftwing_tuner.replay import ReplayDrafter, answer_of, largest_shape, with
 from draftwing_tuner.simulate import Arrivals, Closed, Scripted, Simulation, asks, drive
 from draftwing_tuner.trace import Trace
 from draftwing_tuner.virtual import PricedDrafter, PricedRunner, Prices, VirtualClock
-from tests.unit.tuner.traces import VOCABULARY, RestlessPolicy, made_up_trace
+from tests.unit.tuner.traces import VOCABULARY, Logged, RestlessPolicy, made_up_trace
 
 COSTS = CostModel.fit(
     CostCurves(
@@ -83,21 +86,46 @@ def script(trace: Trace, seed: int) -> list[tuple[float, Request]]:
     return [(draw.random() * 0.6, asks(answer, i)) for i, answer in enumerate(trace.requests * 2)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+def adaptive() -> Policy:
+    traits = DrafterTraits(stop="incremental", trees=True, confidence=True)
+    profile = Profile(costs=COSTS, frozen=True)
+    return AdaptivePolicy("made", DraftShape((3, 2, 1, 1), 17), traits, profile)
+
+
+@pytest.mark.parametrize("make", [RestlessPolicy, adaptive])
 @pytest.mark.parametrize("blocks", [16, 400])
-def test_the_engine_on_a_virtual_clock_makes_the_simulators_plans(seed: int, blocks: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_the_engine_on_a_virtual_clock_makes_the_simulators_plans(
+    seed: int, blocks: int, make: Callable[[], Policy]
+) -> None:
     trace = made_up_trace(seed)
-    one, other = RestlessPolicy(), RestlessPolicy()
+    one, other = Logged(make()), Logged(make())
     simulated = simulation(trace, one, blocks=blocks)
     drive(simulated, Scripted(script(trace, seed)), simulated.clock)
     engine, clock = live(trace, other, blocks=blocks, drafter=ReplayDrafter(trace, "made"))
     drive(engine, Scripted(script(trace, seed)), clock)
-    for step, (mine, its) in enumerate(zip(one.log, other.log, strict=True)):
+    for step, (mine, its) in enumerate(zip(one.steps, other.steps, strict=True)):
         assert mine == its, f"step {step}"
     assert simulated.clock() == clock()
     assert engine.counters.preemptions == simulated.counters.preemptions
     assert (engine.counters.preemptions > 0) == (blocks == 16)
+    assert engine.counters.draft_tokens > 0
     assert_idle(engine)
+
+
+def test_a_log_makes_the_same_decisions_again() -> None:
+    trace = made_up_trace(1)
+    policy = Logged(adaptive())
+    engine, clock = live(trace, policy, blocks=16, drafter=ReplayDrafter(trace, "made"))
+    drive(engine, Scripted(script(trace, 1)), clock)
+    fresh = adaptive()
+    for inputs, plan, result in policy.log:
+        assert fresh.decide(inputs) == plan
+        cut = fresh.cut(inputs, plan, result.drafts)
+        kept = [np.arange(len(draft)) for draft in result.drafts] if cut is None else cut
+        assert [nodes.tolist() for nodes in kept] == [nodes.tolist() for nodes in result.verified]
+        fresh.observe(inputs, plan, result)
+    assert engine.counters.preemptions > 0
 
 
 def test_a_real_drafter_replays_too() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import BoolArray, Controller
-from draftwing.policy.base import PlanInputs, StepResult
+from draftwing.policy.base import PlanInputs, Policy, StepResult
 from draftwing_tuner.trace import Proposals, Trace, TraceRequest
 
 VOCABULARY = 50
@@ -57,7 +57,6 @@ class RestlessPolicy:
 
     def __init__(self) -> None:
         self.seen = b""
-        self.log: list[object] = []
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
         left = np.minimum(inputs.tokens_left - 1, 5)
@@ -85,7 +84,6 @@ class RestlessPolicy:
 
     def observe(self, inputs: PlanInputs, plan: StepPlan, result: StepResult) -> None:
         entry = (_plain(inputs), _plain(plan.shapes), _plain(result))
-        self.log.append(entry)
         self.seen = blake2b(self.seen + repr(entry).encode(), digest_size=16).digest()
 
     def _draw(self, what: str, index: int, below: int) -> int:
@@ -100,6 +98,25 @@ class _Restless:
     def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
         sizes = [len(draft) for draft in drafts]
         return np.array([self._policy._draw(f"go {depth} {size}", i, 4) > 0 for i, size in enumerate(sizes)])
+
+
+class Logged:
+    """A policy that keeps what it was asked and told."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.drafter, self.largest = policy.drafter, policy.largest
+        self.decide, self.controller, self.cut = policy.decide, policy.controller, policy.cut
+        self.log: list[tuple[PlanInputs, StepPlan, StepResult]] = []
+
+    def observe(self, inputs: PlanInputs, plan: StepPlan, result: StepResult) -> None:
+        self.log.append((inputs, plan, result))
+        self.policy.observe(inputs, plan, result)
+
+    @property
+    def steps(self) -> list[object]:
+        """The log as plain values, which compare bit for bit."""
+        return [_plain(entry) for entry in self.log]
 
 
 def _plain(value: object) -> object:

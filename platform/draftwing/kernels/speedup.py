@@ -8,12 +8,12 @@ from torch import nn
 
 from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.memory import machine_bytes, need_memory
-from draftwing.engine import int4
-from draftwing.engine.cpu_kernel import load_kernel
-from draftwing.engine.int8 import Int8Linear
-from draftwing.engine.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
-from draftwing.engine.norm import replace_norms
 from draftwing.errors import ConfigError, SetupError
+from draftwing.kernels import int4
+from draftwing.kernels.cpu_kernel import load_kernel
+from draftwing.kernels.int8 import Int8Linear
+from draftwing.kernels.linear import KernelLinear, PackedLinear, packed_bytes, replace_linears, replaceable
+from draftwing.kernels.norm import replace_norms
 
 PACK_FRACTION = 0.5  # of the memory still available that packed copies of the weights may take
 

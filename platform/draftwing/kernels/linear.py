@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftwing.engine.cpu_kernel import CpuKernel
+from draftwing.kernels.cpu_kernel import CpuKernel
 
 KERNEL_ROWS = 32  # most rows; with more, torch's blocked product is as fast or faster
 PACKED_FROM = 4  # rows

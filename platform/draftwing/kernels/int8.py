@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from draftwing.engine.cpu_kernel import CpuKernel
+from draftwing.kernels.cpu_kernel import CpuKernel
 
 LARGEST = 127
 CHUNK = 4096  # outputs at a time, so that quantizing takes little memory of its own

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from draftwing.engine.cpu_kernel import CpuKernel
+from draftwing.kernels.cpu_kernel import CpuKernel
 
 TRIAL_SCALES = (1e-3, 1.0, 1e3)  # of the rows in the trial: the least shows epsilon
 TOLERANCE = 1e-5  # relative
