@@ -38,7 +38,7 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
-MOSTLY_PROMPTS = 1.15  # times what it takes without them: such a step says little about decoding
+MOSTLY_DECODING = 1.15  # times its time without prompts: a longer step says little of decoding's own rate
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class AdaptivePolicy:
 
     def price(self, inputs: PlanInputs) -> tuple[float, float]:
         """Tokens per ms, and the steps that this stands on."""
-        return self.rates.price(len(inputs), self.costs.plain_ms(_alone(inputs)))
+        return self.rates.price(len(inputs), self.costs.plain_ms(without_prompts(inputs)))
 
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
@@ -231,8 +231,8 @@ class AdaptivePolicy:
         self.steps += 1
         if batch:
             self.context = int(inputs.contexts.mean())
-            alone_ms = self.costs.plain_ms(_alone(inputs))
-            if plain_ms < MOSTLY_PROMPTS * alone_ms:
+            alone_ms = self.costs.plain_ms(without_prompts(inputs))
+            if plain_ms < MOSTLY_DECODING * alone_ms:
                 self.rates.learn(batch, tokens, result.step_ms - (plain_ms - alone_ms), alone_ms)
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)
@@ -247,8 +247,8 @@ class AdaptivePolicy:
         return gain
 
 
-def _alone(inputs: PlanInputs) -> PlanInputs:
-    """Without the prompts that run in the same step: their time is not decoding's to save."""
+def without_prompts(inputs: PlanInputs) -> PlanInputs:
+    """The same step, but for its prompt rows: their time is nothing that drafting could save."""
     return replace(inputs, prefill_rows=0, prefill_context=0) if inputs.prefill_rows else inputs
 
 
