@@ -126,8 +126,8 @@ def test_a_tree_whose_nodes_are_named_is_drafted(tmp_path: Path) -> None:
     view = View("it", [3, 1, 4, 1, 5, 9, 2], 6, SamplingParams(temperature=0), table=list(range(16)))
     drafter.prefill([view], [FeatureRows(0, tuple(features))])
     (draft,) = drafter.propose([view], StepPlan("it", (shape_of(paths),)), NullController())
-    rows = {(): dense.committed(view.tokens, features)}
-    place = {(): -1} | {path: node for node, path in enumerate(paths)}
+    rows: dict[tuple[int, ...], Rows] = {(): dense.committed(view.tokens, features)}
+    place: dict[tuple[int, ...], int] = {(): -1} | {path: node for node, path in enumerate(paths)}
     for path, token, parent in zip(paths, draft.tokens.tolist(), draft.parents.tolist(), strict=True):
         above = rows[path[:-1]]
         assert (token, parent) == (int(above.shares.argsort(descending=True)[path[-1]]), place[path[:-1]])
