@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-from draftwing.core import Emission, EngineCounters, Request
+from draftwing.core import Emission, EngineCounters, PolicyStatus, Request
 from draftwing.errors import OverloadedError, RankLost, RequestError
 from draftwing.parallel.channel import ChannelServer, ClientId
 from draftwing.parallel.messages import (
@@ -60,6 +60,7 @@ class EngineLike(Protocol):
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[Emission]: ...
+    def policy_status(self) -> PolicyStatus | None: ...
 
 
 @dataclass(slots=True)
@@ -124,6 +125,7 @@ class RankServer:
             clients=len(self._clients),
             bad_frames=self._channel.bad_frames,
             counters=self._engine.counters,
+            policy=self._engine.policy_status(),
         )
 
     def _handle(self, client_id: ClientId, message: Message) -> None:

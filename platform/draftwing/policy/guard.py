@@ -69,6 +69,11 @@ class Guard:
         spread = np.std(made - ratio * plain, ddof=1) * np.sqrt(len(made))
         return float(ratio), float(NORMAL_95 * spread / plain.sum())
 
+    @property
+    def window(self) -> list[Speculated]:
+        """The speculating steps that it judges by, oldest first."""
+        return list(self._made)
+
     def _column(self, name: str) -> Floats:
         return np.array([getattr(step, name) for step in self._made], dtype=np.float64)
 
