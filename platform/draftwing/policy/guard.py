@@ -60,6 +60,11 @@ class Guard:
             elif len(self._made) >= LEAST_STEPS:
                 self._judge()
 
+    @property
+    def steps(self) -> tuple[Speculated, ...]:
+        """The window."""
+        return tuple(self._made)
+
     def ratio(self) -> tuple[float, float]:
         """Realised over plain in the window, and half the width of its 95 % interval."""
         made, plain = self._column("tokens"), self._column("plain_tokens")
