@@ -167,11 +167,6 @@ class RankActor:
 
     def _serve(self, server: RankServer) -> None:
         self._server = server
-        if (engine := self._engine) is not None:
-            from draftwing.decisions.status import status_of
-
-            records = engine.telemetry.records
-            server.policy_status = lambda: status_of(engine.policy, records[-1] if records else None)
 
     def _report(self, state: dict[str, Any]) -> None:
         self._ready = self._ready or state["state"] == "ready"

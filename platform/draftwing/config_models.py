@@ -161,11 +161,12 @@ class TargetsConfig(Section):
 
 
 class PolicyConfig(Section):
-    """How much to draft. mode's default depends on the drafters: see `Config`."""
+    """How much to draft. mode's default depends on the drafters: see `Config`. log: file for every decision."""
 
     mode: str = Field(default="off", description=FORMS)
     profile: Text | None = None
     targets: TargetsConfig | None = None
+    log: Text | None = None
 
     @field_validator("mode")
     @classmethod

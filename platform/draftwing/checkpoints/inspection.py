@@ -17,8 +17,11 @@ from draftwing.checkpoints.resolve import Layout, architecture_of, layer_count, 
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
 from draftwing.checkpoints.weight_files import StoredTensor
+from draftwing.drafters.block_config import read_config
+from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.errors import ConfigError
 
+BLOCK_METHODS = ("dflash", "dflash2", "dspark")
 FAR = 2**30  # layers of a target that nobody named: more than any id
 GGUF_DIMENSIONS = {
     "hidden_size": "embedding_length",
@@ -76,17 +79,18 @@ def describe(published: Published, layers: int | None = None, reading: Reading =
     layers = layers or merged_config(config).get("num_target_layers")
     features = _features(layout, config, tensors, layers or FAR, reading)
     by_rule = features is not None and features.by_rule and layers is None
+    parts = parts_of(layout, config, tensors)
     return Inspection(
         source=path,
         layout=layout,
         architecture=architecture_of(config) or str(config.get("model_type", "not named")),
         dimensions=dimensions(config, tensors),
-        parts=parts_of(layout, config, tensors),
+        parts=parts,
         tensors=grouped(tensors),
         draft_vocabulary=draft_vocabulary(layout, tensors),
         features=None if by_rule else features,
         layers_by_rule=by_rule,
-        refused=_refused(layout, config, path),
+        refused=_refused(layout, published, parts[0].layers, layers or FAR, features),
     )
 
 
@@ -109,7 +113,7 @@ def _features(
     if layout.method == "eagle3":
         nested = config.get("eagle_config") or {}
         return eagle_layers(config, layers, reading) if nested.get("use_aux_hidden_state", True) else None
-    if layout.method not in ("dflash", "dflash2", "dspark"):
+    if layout.method not in BLOCK_METHODS:
         return None
     merged = merged_config(config)
     contexts = (tensors.get(name) for name, _ in CONTEXTS.values())
@@ -118,11 +122,19 @@ def _features(
     return block_layers(merged, count, layers, reading, speculators="transformer_layer_config" in config)
 
 
-def _refused(layout: Layout, config: Mapping[str, Any], where: str) -> str | None:
-    if layout.role == "drafter":
-        return None
+def _refused(
+    layout: Layout, published: Published, layers: int, target_layers: int, features: FeatureLayers | None
+) -> str | None:
+    """What the reader of its configuration says against it. layers: of a drafter."""
+    config = published.config
     try:
-        check_config(config, where)
+        if layout.role == "target":
+            check_config(config, published.source)
+        elif layout.method in ("eagle", "eagle3"):
+            read_eagle_config(config)
+        elif features is not None:
+            count = len(features.ids)
+            read_config(config, method=layout.method, features=count, layers=layers, target_layers=target_layers)
     except ConfigError as error:
         return str(error)
     return None

@@ -1,73 +1,80 @@
-"""What a policy does now and why, for `/dash`, the metrics and `draftwing policy`."""
+"""What a policy does and believes, for people: its schedule by load, and how its models have done of late."""
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from draftwing.core import PolicyStatus, StepRecord
+from draftwing.core import IntArray, PolicyStatus, StepRecord
+from draftwing.decisions.log import LoggedPolicy
+from draftwing.policy.acceptance import AcceptanceModel
 from draftwing.policy.adaptive import AdaptivePolicy
-from draftwing.policy.base import PlanInputs, Policy
-from draftwing.policy.modes import FixedPolicy
+from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
+from draftwing.policy.guard import Guard
+from draftwing.policy.live_costs import LiveCosts
 from draftwing.policy.table import TablePolicy
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)  # of the map
+LOADS = (1, 2, 4, 8, 16, 32, 64)
+TELLING = 20  # steps below which no ratio is told
 
 
-def status_of(policy: Policy, latest: StepRecord | None = None) -> PolicyStatus:
-    """latest: the engine's last step."""
-    inner: object = getattr(policy, "inner", policy)
-    setting = "no step yet"
-    if latest is not None:
-        setting = f"{latest.drafted} draft nodes for {latest.sequences} sequences" if latest.drafted else "plain"
-    reason = "" if latest is None else latest.reason
-    match inner:
-        case AdaptivePolicy():
-            return _adaptive(inner, setting, reason)
-        case TablePolicy():
-            schedule = [(row.batch, len(row.branching), row.margin) for row in inner.rows]
-            return PolicyStatus("table", inner.drafter, setting, reason, schedule=schedule)
-        case FixedPolicy():
-            return PolicyStatus("fixed", inner.drafter, setting, reason)
-    return PolicyStatus("off", "", setting, reason)
+def status_of(policy: Policy, last: StepRecord | None = None) -> PolicyStatus:
+    """last: the latest step."""
+    setting = reason = ""
+    if last is not None:
+        setting = f"{last.drafted} nodes for {last.sequences} sequences" if last.drafted else "no drafts"
+        reason = last.reason
+    inner = policy.inner if isinstance(policy, LoggedPolicy) else policy
+    if isinstance(inner, AdaptivePolicy):
+        return PolicyStatus(
+            "adaptive",
+            inner.drafter,
+            setting,
+            inner.guard.reason or reason,
+            tripped=inner.guard.tripped,
+            profile=inner.profile.digest,
+            schedule=schedule(inner.costs, inner.acceptance, inner.largest.depth, inner.context),
+            **lately(inner.guard),
+        )
+    mode = inner.mode if isinstance(inner, UncutPolicy) else "own"
+    rows = [(r.batch, len(r.branching), r.margin) for r in inner.rows] if isinstance(inner, TablePolicy) else []
+    return PolicyStatus(mode, inner.drafter, setting, reason, schedule=rows)
 
 
-def _adaptive(policy: AdaptivePolicy, setting: str, reason: str) -> PolicyStatus:
-    guard = policy.guard
-    ratio, half = guard.ratio()
-    known = bool(np.isfinite(half))
-    expected_tokens = sum(step.expected_tokens for step in guard.steps)
-    plain = sum(step.plain_tokens * step.expected_ms / max(step.ms, 1e-9) for step in guard.steps)
-    errors = [abs(step.ms / step.expected_ms - 1) for step in guard.steps if step.expected_ms > 0]
-    return PolicyStatus(
-        "adaptive",
-        policy.drafter,
-        setting,
-        guard.reason or reason,
-        tripped=guard.tripped,
-        ratio=ratio if known else None,
-        half_width=half if known else None,
-        predicted=expected_tokens / plain if known and plain > 0 else None,
-        cost_error=float(np.median(errors)) if errors else None,
-        profile=policy.profile.digest,
-        schedule=[(batch, *_best(policy, batch)) for batch in BATCHES],
-    )
+def schedule(
+    costs: LiveCosts, acceptance: AcceptanceModel, depth: int, context: int, loads: Seq[int] = LOADS
+) -> list[tuple[int, int, float]]:
+    """Sequences, the draft length that the mean chances make best for greedy requests, and its rate over plain's.
+
+    depth: most. context: cached tokens of each sequence. Live confidences do better than this.
+    """
+    rows = []
+    hoped = np.cumsum(np.cumprod(acceptance.undrafted(1, depth, np.zeros(1, dtype=np.int64), ["none"])[0]))
+    for batch in loads:
+        step_ms = costs.step_ms(_alike(batch, context), batch * depth)[::batch]
+        taken = step_ms + np.concatenate([[0.0], costs.levels_ms(batch, depth)[:, -1]])
+        ratios = (1 + np.concatenate([[0.0], hoped])) * step_ms[0] / taken
+        best = int(ratios.argmax())
+        rows.append((batch, best, float(ratios[best])))
+    return rows
 
 
-def _best(policy: AdaptivePolicy, batch: int) -> tuple[int, float]:
-    """The chain that pays best where everybody drafts one, from the mean chances, and its rate over plain's."""
-    deepest = policy.largest.depth
-    columns = np.zeros(batch, dtype=np.int64)
-    allowed = np.ones(batch, dtype=np.bool_)
-    inputs = PlanInputs(
-        allowed, columns + deepest + 1, columns + deepest, columns, columns, columns, ~allowed, ("",) * batch
-    )
-    chances = policy.acceptance.undrafted(1, deepest, columns[:1], [""])[0].tolist()
-    tokens = [1.0, *(1 + total for total in accumulate(accumulate(chances, mul)))]
-    verify = policy.costs.step_ms(inputs, batch * deepest)[::batch]
-    drafting = [0.0, *policy.costs.levels_ms(batch, deepest)[:, -1].tolist()]
-    rates = [made / (ms + spent) for made, ms, spent in zip(tokens, verify.tolist(), drafting, strict=True)]
-    k = max(range(deepest + 1), key=lambda depth: (rates[depth], -depth))
-    return k, rates[k] / rates[0]
+def lately(guard: Guard) -> dict[str, float]:
+    """ratio, half_width, predicted and cost_error over the guard's window, as `PolicyStatus` has them."""
+    steps = guard.window
+    if len(steps) < TELLING:
+        return {}
+    ratio, half_width = guard.ratio()
+    ms, plain, tokens, expected = np.array(
+        [(s.ms, s.plain_tokens, s.expected_tokens, s.expected_ms) for s in steps], dtype=np.float64
+    ).T
+    predicted = tokens.sum() / expected.sum() * ms.sum() / plain.sum()
+    error = np.median(np.abs(ms / np.maximum(expected, 1e-9) - 1))
+    return {"ratio": ratio, "half_width": half_width, "predicted": float(predicted), "cost_error": float(error)}
+
+
+def _alike(batch: int, context: int) -> PlanInputs:
+    many: IntArray = np.full(batch, 1 << 20)
+    none, no = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.bool_)
+    return PlanInputs(~no, many, many, none + context, none, none, no, ("none",) * batch)

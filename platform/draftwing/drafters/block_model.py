@@ -135,12 +135,4 @@ def _head(weights: Weights, target: TargetInfo, size: int) -> tuple[nn.Module, T
             raise ConfigError(f"the drafter's hidden_size is {size}, but the target's head takes {head.in_features}")
         return head, None
     own = weights.linear("lm_head", size, None)
-    if "d2t" not in weights:
-        return own, None
-    ids = torch.arange(own.out_features, device=own.weight.device) + weights.take("d2t", own.out_features).long()
-    if ids.min() < 0 or ids.max() >= target.vocab_size or len(set(ids.tolist())) != len(ids):
-        raise ConfigError(
-            f"the drafter's d2t leads to ids from {int(ids.min())} to {int(ids.max())}; expected different ids from "
-            f"0 to {target.vocab_size - 1}"
-        )
-    return own, ids
+    return own, weights.target_ids(own.out_features, target.vocab_size)

@@ -15,34 +15,12 @@ from torch.nn.functional import embedding, silu
 from draftwing.drafters.base import CheckpointReader, TargetInfo
 from draftwing.drafters.eagle_config import EagleConfig
 from draftwing.drafters.feature_drafter import HeadRows
-from draftwing.drafters.weights import linear_of
+from draftwing.drafters.weights import Weights, linear_of
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.errors import ConfigError
 
 LEGACY_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
-
-
-class Weights:
-    """A checkpoint's tensors by name, on the target's device in its dtype."""
-
-    def __init__(self, reader: CheckpointReader, target: TargetInfo) -> None:
-        self._reader = reader
-        self.names = set(reader.names())
-        self.dtype: torch.dtype = getattr(torch, target.dtype)
-        self.device = torch.device(target.device)
-
-    def get(self, name: str) -> Tensor | None:
-        return self.need(name) if name in self.names else None
-
-    def need(self, name: str) -> Tensor:
-        return self._reader.read(name).to(self.device, self.dtype)
-
-    def first(self, *names: str) -> Tensor | None:
-        return next((self.need(name) for name in names if name in self.names), None)
-
-    def linear(self, name: str) -> nn.Linear:
-        return linear_of(self.need(f"{name}.weight"), self.get(f"{name}.bias"))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -88,17 +66,21 @@ class Layer(nn.Module):
         super().__init__()
         self.layer_idx, self.config = index, config
         names = ("q", "k", "v", "o")
-        self.q, self.k, self.v, self.o = (weights.linear(f"{prefix}.self_attn.{n}_proj") for n in names)
-        self.gate, self.up, self.down = (weights.linear(f"{prefix}.mlp.{n}_proj") for n in ("gate", "up", "down"))
+        self.q, self.k, self.v, self.o = (
+            weights.linear(f"{prefix}.self_attn.{n}_proj", None, None, None) for n in names
+        )
+        self.gate, self.up, self.down = (
+            weights.linear(f"{prefix}.mlp.{n}_proj", None, None, None) for n in ("gate", "up", "down")
+        )
         self.q_norm = weights.get(f"{prefix}.self_attn.q_norm.weight")
         self.k_norm = weights.get(f"{prefix}.self_attn.k_norm.weight")
-        self.after = weights.need(f"{prefix}.post_attention_layernorm.weight")
+        self.after = weights.take(f"{prefix}.post_attention_layernorm.weight", None)
         self.wide = self.q.weight.shape[1] == 2 * len(self.o.weight)  # takes the embedding beside the hidden state
         if self.wide:
-            self.of_embedding = weights.need(f"{prefix}.input_layernorm.weight")
-            self.of_hidden = weights.need(f"{prefix}.hidden_norm.weight")
+            self.of_embedding = weights.take(f"{prefix}.input_layernorm.weight", None)
+            self.of_hidden = weights.take(f"{prefix}.hidden_norm.weight", None)
         else:
-            self.before = weights.first(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
+            self.before = weights.get(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
 
     def forward(self, x: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor, ctx: Any) -> Tensor:
         eps = self.config.eps
@@ -133,14 +115,14 @@ class EagleHead(nn.Module):
         if target.model is None:
             raise ConfigError("an EAGLE drafter runs beside its target; give it no placement of its own")
         super().__init__()
-        weights = Weights(reader, target)
+        self.dtype, self.device = getattr(torch, target.dtype), torch.device(target.device)
+        weights = Weights(reader, self.device, self.dtype, {})
         self.config, self.hidden_layers = config, hidden_layers
-        self.dtype, self.device = weights.dtype, weights.device
         self.hidden_size = self.width = int(config.dims["hidden_size"])
         self._layers = nn.ModuleList(self._read_layers(weights))
         self.kv = [KVShape(config.kv_heads, config.head_size, config.head_size)] * len(self._layers)
         self._rope = Rope(config, self.device)
-        self._fc = weights.linear("fc") if "fc.weight" in weights.names else None
+        self._fc = weights.linear("fc", None, None, None) if "fc.weight" in weights else None
         self._pairs = not self._layers[0].wide  # EAGLE-1 joins embedding and hidden state by fc
         self._read_norms(weights, reader)
         own = weights.get("embed_tokens.weight")
@@ -150,8 +132,8 @@ class EagleHead(nn.Module):
         self._check(target, own)
 
     def _read_layers(self, weights: Weights) -> list[Layer]:
-        prefixes = ["midlayer"] if "midlayer.self_attn.q_proj.weight" in weights.names else []
-        while f"layers.{len(prefixes)}.self_attn.q_proj.weight" in weights.names:
+        prefixes = ["midlayer"] if "midlayer.self_attn.q_proj.weight" in weights else []
+        while f"layers.{len(prefixes)}.self_attn.q_proj.weight" in weights:
             prefixes.append(f"layers.{len(prefixes)}")
         if not prefixes:
             raise ConfigError(
@@ -166,8 +148,7 @@ class EagleHead(nn.Module):
         self._norm = weights.get("norm.weight")
         self._input_norm = weights.get("input_norm.weight")
         norms = [
-            weights.first(f"fc_norm.{i}.weight", *(f"{n}.weight" for n in LEGACY_NORMS[i : i + 1]))
-            for i in range(count)
+            weights.get(f"fc_norm.{i}.weight", *(f"{n}.weight" for n in LEGACY_NORMS[i : i + 1])) for i in range(count)
         ]
         self._fc_norms = [norm for norm in norms if norm is not None]
         for flag, there in (
@@ -183,25 +164,10 @@ class EagleHead(nn.Module):
         head = weights.get("lm_head.weight")
         shared: Any = target.model
         self._lm_head: nn.Module = shared.get_output_embeddings() if head is None else linear_of(head, None)
-        self.target_ids: Tensor | None = None
-        reader.skip(name for name in ("t2d",) if name in weights.names)
+        reader.skip(name for name in ("t2d",) if name in weights)
         size = target.vocab_size if head is None else len(head)
-        if "d2t" in weights.names:
-            offsets = reader.read("d2t").long()
-            ids = offsets + torch.arange(len(offsets))
-            if (
-                len(ids) != size
-                or ids.min() < 0
-                or ids.max() >= target.vocab_size
-                or len(set(ids.tolist())) != len(ids)
-            ):
-                raise ConfigError(
-                    f"the drafter's d2t maps {len(ids)} of its {size} tokens to target ids {int(ids.min())} to "
-                    f"{int(ids.max())}, {len(set(ids.tolist()))} of them different; expected one different id below "
-                    f"{target.vocab_size} for each"
-                )
-            self.target_ids = ids.to(self.device)
-        elif size < target.vocab_size:
+        self.target_ids = weights.target_ids(size, target.vocab_size)
+        if self.target_ids is None and size < target.vocab_size:
             raise ConfigError(
                 f"the drafter knows {size} tokens, its target {target.vocab_size}, and it has no d2t that maps them"
             )

@@ -12,6 +12,9 @@ which match of that length they take, and in where they cut:
 
 A plan with branching makes a tree: continuations of further matches, best first, merged into one prefix tree.
 
+The confidence of a draft from a match of length n is n / (n + 1), whose log-odds are log n: no probability, but a
+measure from which a policy learns one, since longer matches are right more often.
+
 The defaults come from `benchmarks/ngram_rules.py`. A model that copies goes on from its own latest copy more often than
 from the original, so the latest match is right more often; and a draft no longer than its match costs copied text
 little, while other text, where most matches are one chance token, stops paying for long drafts.
@@ -175,7 +178,7 @@ class _Context:
 
 
 class NgramDrafter(TokenDrafter):
-    traits = DrafterTraits(trees=True)
+    traits = DrafterTraits(trees=True, confidence=True)
 
     def __init__(self, options: NgramOptions | None = None) -> None:
         self.options = options or NgramOptions()
@@ -201,7 +204,7 @@ class NgramDrafter(TokenDrafter):
             if base is not None:
                 context = np.concatenate((context, np.asarray(base[index], dtype=np.int64)))
             if max(shape.branching) == 1:
-                drafts.append(DraftTree.chain(self._chain(context, min(shape.depth, shape.nodes), sequence)))
+                drafts.append(self._chain(context, min(shape.depth, shape.nodes), sequence))
             else:
                 drafts.append(self._tree(context, shape))
         return drafts
@@ -209,31 +212,38 @@ class NgramDrafter(TokenDrafter):
     def release(self, sequence: SequenceView) -> None:
         self._contexts.pop(sequence.id, None)
 
-    def _chain(self, context: IntArray, depth: int, sequence: SequenceView) -> list[int]:
+    def _chain(self, context: IntArray, depth: int, sequence: SequenceView) -> DraftTree:
         options = self.options
-        if options.rule == "vllm":
-            return lookup_vllm(context, options.min_match, options.max_match, depth, self._target.context_length)
-        if options.rule == "hf":
-            most = min(sequence.prompt_len + sequence.params.max_tokens, self._target.context_length)
-            return lookup_hf(context, options.max_match, depth, most, self._target.eos_token_ids)
         found = find_matches(context, options.max_match)
-        if len(found) < options.min_match:
-            return []
-        return _following(context, int(found[-1][-1]), options.draft_length(len(found), depth), repeat=True)
+        if options.rule == "vllm":
+            draft = lookup_vllm(context, options.min_match, options.max_match, depth, self._target.context_length)
+        elif options.rule == "hf":
+            most = min(sequence.prompt_len + sequence.params.max_tokens, self._target.context_length)
+            draft = lookup_hf(context, options.max_match, depth, most, self._target.eos_token_ids)
+        elif len(found) < options.min_match:
+            draft = []
+        else:
+            draft = _following(context, int(found[-1][-1]), options.draft_length(len(found), depth), repeat=True)
+        return _sure(DraftTree.chain(draft), [len(found)] * len(draft))
 
     def _tree(self, context: IntArray, shape: DraftShape) -> DraftTree:
         options = self.options
         recent = options.rule == "recent"
-        found = find_matches(context, options.max_match)
-        return merged(
-            (
-                _following(context, end, options.draft_length(length, shape.depth), repeat=recent)
-                for end, length in _by_preference(found, options.min_match, latest_first=recent)
-            ),
-            shape,
-        )
+        matches = list(_by_preference(find_matches(context, options.max_match), options.min_match, latest_first=recent))
+        origins: list[int] = []
+        chains = (_following(context, end, options.draft_length(n, shape.depth), repeat=recent) for end, n in matches)
+        tree = merged(chains, shape, origins)
+        return _sure(tree, [matches[i][1] for i in origins])
+
+
+def _sure(tree: DraftTree, lengths: list[int]) -> DraftTree:
+    """The same tree with confidences by the length of the match behind each node."""
+    match = np.array(lengths, dtype=np.float32)
+    return DraftTree(tree.tokens, tree.parents, match / (match + 1)) if lengths else tree
 
 
 METHOD = DrafterMethod(
-    NgramOptions, NgramDrafter, MethodFacts("prompt lookup: what followed the last tokens before", trees=True)
+    NgramOptions,
+    NgramDrafter,
+    MethodFacts("prompt lookup: what followed the last tokens before", trees=True, confidence=True),
 )

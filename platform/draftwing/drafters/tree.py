@@ -74,8 +74,10 @@ def kept(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
     )
 
 
-def merged(chains: Iterable[Seq[int]], shape: DraftShape) -> DraftTree:
+def merged(chains: Iterable[Seq[int]], shape: DraftShape, origins: list[int] | None = None) -> DraftTree:
     """Chains in order of preference as one prefix tree within the shape.
+
+    origins: gets, for each node, the index of the chain that brought it.
 
     A chain is followed while its tokens are nodes already or may become nodes; it ends where the branching of that
     depth or the node budget is used up, and stops being read from `chains` once the budget is.
@@ -84,7 +86,7 @@ def merged(chains: Iterable[Seq[int]], shape: DraftShape) -> DraftTree:
     parents: list[int] = []
     below: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     count = [0] * (shape.nodes + 1)  # children of each node; the last entry is the root's
-    for chain in chains:
+    for number, chain in enumerate(chains):
         node = -1
         for token, width in zip(chain, shape.branching, strict=False):
             child = below.get((node, token))
@@ -95,6 +97,8 @@ def merged(chains: Iterable[Seq[int]], shape: DraftShape) -> DraftTree:
                 count[node] += 1
                 tokens.append(token)
                 parents.append(node)
+                if origins is not None:
+                    origins.append(number)
             node = child
         if len(tokens) >= shape.nodes:
             break

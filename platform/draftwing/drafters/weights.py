@@ -43,6 +43,23 @@ class Weights:
         has_bias = bias or (bias is None and f"{name}.bias" in self)
         return linear_of(weight, self.take(f"{name}.bias", weight.shape[0]) if has_bias else None)
 
+    def get(self, *names: str) -> Tensor | None:
+        """The first of these that is stored, of any shape."""
+        name = next((name for name in names if name in self), None)
+        return None if name is None else self._checkpoint.read(self._stored[name]).to(self._device, self._dtype)
+
+    def target_ids(self, outputs: int, vocab_size: int) -> Tensor | None:
+        """The target's id of each output, from `d2t`, which holds offsets; None without. ConfigError: they can't be."""
+        if "d2t" not in self:
+            return None
+        ids = self.take("d2t", outputs).long() + torch.arange(outputs, device=self._device)
+        if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) != len(ids):
+            raise ConfigError(
+                f"the drafter's d2t leads to ids from {int(ids.min())} to {int(ids.max())}; expected different ids "
+                f"from 0 to {vocab_size - 1}"
+            )
+        return ids
+
     def count(self, prefix: str) -> int:
         """Modules that are numbered below a prefix, as in `layers.0`, `layers.1`."""
         inside = (name.removeprefix(f"{prefix}.") for name in self._stored if name.startswith(f"{prefix}."))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.drafter import open_checkpoint
 from draftwing.checkpoints.hub import resolve_model
@@ -9,6 +11,7 @@ from draftwing.checkpoints.memory import available_bytes
 from draftwing.checkpoints.methods import settle_methods
 from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config, DrafterConfig
+from draftwing.decisions.log import LoggedPolicy, Origin
 from draftwing.drafters.auto import AutoDrafter
 from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
 from draftwing.drafters.registry import check_drafter
@@ -113,11 +116,16 @@ def engine_for(
 
 def policy_for(config: Config, engine: Engine) -> Policy:
     """With the profile that is published now. ConfigError where that is of something else than this engine."""
-    settings, profile = config.policy, None
+    settings, profile, traits = config.policy, None, engine.drafting.drafter.traits
     if settings.profile is not None:
         profile = profile_of(read_artifact(settings.profile, profile_key(config, engine)))
     tpot_ms = None if settings.targets is None else settings.targets.tpot_ms
-    return parse_mode(settings.mode, config.drafter_name, engine.drafting.drafter.traits, profile, tpot_ms)
+    policy = parse_mode(settings.mode, config.drafter_name, traits, profile, tpot_ms)
+    if settings.log is None:
+        return policy
+    digest = profile.digest if profile else ""
+    origin = Origin(settings.mode, config.drafter_name, traits, settings.profile or "", digest, tpot_ms)
+    return LoggedPolicy(policy, origin, Path(settings.log))
 
 
 def prober(target: LoadedTarget, decoder: TextTokenizer | None, ranks: Ranks | None = None) -> Prober:

@@ -13,7 +13,8 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
-from draftwing.core import Emission, EngineCounters, IntArray, Request, StepRecord
+from draftwing.core import Emission, EngineCounters, IntArray, PolicyStatus, Request, StepRecord
+from draftwing.decisions.status import status_of
 from draftwing.drafters.base import Accepted, Drafter
 from draftwing.engine import commit
 from draftwing.engine.admission import Admission
@@ -91,6 +92,10 @@ class Engine:
     def kv_use(self) -> float:
         """Share of the cache's blocks in use."""
         return 1 - self.pool.free / self.pool.blocks
+
+    def policy_status(self) -> PolicyStatus:
+        """What the policy does now and why, its last step in words."""
+        return status_of(self.policy, self.records[-1] if self.records else None)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError (it can't be served) or OverloadedError (the queue is full)."""

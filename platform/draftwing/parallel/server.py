@@ -60,6 +60,7 @@ class EngineLike(Protocol):
     def add(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[Emission]: ...
+    def policy_status(self) -> PolicyStatus | None: ...
 
 
 @dataclass(slots=True)
@@ -88,7 +89,6 @@ class RankServer:
         self._stop_reason: str | None = None
         self._between: Callable[[], None] | None = None
         self.policy_generation = 0
-        self.policy_status: Callable[[], PolicyStatus | None] = lambda: None
 
     def use_policy(self, swap: Callable[[], None]) -> None:
         """Call `swap` between two steps; it puts another policy into the engine. From any thread."""
@@ -136,7 +136,7 @@ class RankServer:
             bad_frames=self._channel.bad_frames,
             counters=self._engine.counters,
             policy_generation=self.policy_generation,
-            policy=self.policy_status(),
+            policy=self._engine.policy_status(),
         )
 
     def _handle(self, client_id: ClientId, message: Message) -> None:

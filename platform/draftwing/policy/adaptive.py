@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
+MOSTLY_DECODING = 1.15  # times its time without prompts: a longer step says little of decoding's own rate
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class AdaptivePolicy:
     verifying: Turn = field(init=False)
     plain: Turn = field(default_factory=lambda: Turn(*PLAIN))
     steps: int = 0
+    context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +139,7 @@ class AdaptivePolicy:
 
     def price(self, inputs: PlanInputs) -> tuple[float, float]:
         """Tokens per ms, and the steps that this stands on."""
-        return self.rates.price(len(inputs), self.costs.plain_ms(inputs))
+        return self.rates.price(len(inputs), self.costs.plain_ms(without_prompts(inputs)))
 
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
@@ -228,7 +230,10 @@ class AdaptivePolicy:
         self.plain.count(possible=speculated, done=able and not result.levels)
         self.steps += 1
         if batch:
-            self.rates.learn(batch, tokens, result.step_ms, plain_ms)
+            self.context = int(inputs.contexts.mean())
+            alone_ms = self.costs.plain_ms(without_prompts(inputs))
+            if plain_ms < MOSTLY_DECODING * alone_ms:
+                self.rates.learn(batch, tokens, result.step_ms - (plain_ms - alone_ms), alone_ms)
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)
 
@@ -240,6 +245,11 @@ class AdaptivePolicy:
         gain = hoped - self.price(inputs)[0] * (ms - float(self.costs.step_ms(inputs, 0)[0]))
         self.worth = KEEP_WORTH * self.worth + (1 - KEEP_WORTH) * gain / max(int(result.levels[0].sum()), 1)
         return gain
+
+
+def without_prompts(inputs: PlanInputs) -> PlanInputs:
+    """The same step, but for its prompt rows: their time is nothing that drafting could save."""
+    return replace(inputs, prefill_rows=0, prefill_context=0) if inputs.prefill_rows else inputs
 
 
 class _Stop:

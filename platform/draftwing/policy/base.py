@@ -114,7 +114,9 @@ class Policy(Protocol):
 
 
 class UncutPolicy:
-    """Base of the policies whose plans say all: nothing is stopped, cut or learned."""
+    """Base of the policies whose plans say all: nothing is stopped, cut or learned. mode: as a config names it."""
+
+    mode = "own"
 
     def controller(self, inputs: PlanInputs, plan: StepPlan) -> Controller:
         return NullController()

@@ -60,11 +60,6 @@ class Guard:
             elif len(self._made) >= LEAST_STEPS:
                 self._judge()
 
-    @property
-    def steps(self) -> tuple[Speculated, ...]:
-        """The window."""
-        return tuple(self._made)
-
     def ratio(self) -> tuple[float, float]:
         """Realised over plain in the window, and half the width of its 95 % interval."""
         made, plain = self._column("tokens"), self._column("plain_tokens")
@@ -73,6 +68,11 @@ class Guard:
         ratio = made.sum() / plain.sum()
         spread = np.std(made - ratio * plain, ddof=1) * np.sqrt(len(made))
         return float(ratio), float(NORMAL_95 * spread / plain.sum())
+
+    @property
+    def window(self) -> list[Speculated]:
+        """The speculating steps that it judges by, oldest first."""
+        return list(self._made)
 
     def _column(self, name: str) -> Floats:
         return np.array([getattr(step, name) for step in self._made], dtype=np.float64)

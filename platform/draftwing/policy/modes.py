@@ -31,6 +31,7 @@ class OffPolicy(UncutPolicy):
     """Plain decoding: the oracle of rule R1."""
 
     drafter = ""
+    mode = "off"
     largest = NO_DRAFT
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
@@ -46,10 +47,10 @@ class FixedPolicy(UncutPolicy):
     def __init__(self, drafter: str, shape: DraftShape, reason: str = "fixed") -> None:
         self.drafter = drafter
         self.largest = shape
-        self._reason = reason
+        self.mode = reason
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
-        return StepPlan(self.drafter, cut_to_room(self.largest, inputs), self._reason)
+        return StepPlan(self.drafter, cut_to_room(self.largest, inputs), self.mode)
 
 
 def parse_mode(

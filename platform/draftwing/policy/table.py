@@ -33,6 +33,8 @@ def row_for(rows: Seq[ScheduleRow], batch: int, context: float) -> ScheduleRow:
 class TablePolicy(UncutPolicy):
     """Everybody drafts the shape of the row that holds the batch. ConfigError without rows."""
 
+    mode = "table"
+
     def __init__(self, drafter: str, rows: Seq[ScheduleRow]) -> None:
         if not rows:
             raise ConfigError("policy.mode is 'table', but the profile has no schedule; run draftwing tune")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draftwing.core import AcceptanceSummary, Emission, EngineCounters, Request
+from draftwing.core import AcceptanceSummary, Emission, EngineCounters, PolicyStatus, Request
 from draftwing.errors import ConfigError, OverloadedError, RequestError, SetupError
 
 
@@ -88,6 +88,9 @@ class FakeEngine:
         if self._waiting.pop(request_id, None) or self._running.pop(request_id, None):
             self.cancelled.append(request_id)
             self._count_finish("cancelled")
+
+    def policy_status(self) -> PolicyStatus | None:
+        return None
 
     def step(self) -> list[Emission]:
         if not self.busy:
