@@ -11,8 +11,9 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
+from draftwing.checkpoints.hub import DEMO_MODEL, demo_model
 from draftwing.checkpoints.layouts import CONTEXTS
-from draftwing.checkpoints.published import Published, read_headers
+from draftwing.checkpoints.published import Published, read_headers, read_published
 from draftwing.checkpoints.resolve import Layout, architecture_of, layer_count, resolve
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
@@ -62,7 +63,9 @@ def inspect_checkpoint(
     reading: Reading = "auto",
     progress: Progress = silent,
 ) -> Inspection:
-    """A folder, hub id or GGUF file. target: the model that a drafter is for. ConfigError, SetupError."""
+    """A folder, hub id, GGUF file or `gemma-3-270m`. target: what a drafter is for. ConfigError, SetupError."""
+    if path == DEMO_MODEL:
+        return describe(read_published(str(demo_model(progress))))
     file = Path(path).expanduser()
     if file.is_file():
         if file.suffix != ".gguf":
@@ -96,12 +99,12 @@ def describe(published: Published, layers: int | None = None, reading: Reading =
 
 def target_layers(target: str, progress: Progress = silent) -> int:
     """Decoder layers of a model by its configuration or GGUF header. ConfigError where it doesn't say."""
-    file = Path(target).expanduser()
+    file = demo_model(progress) if target == DEMO_MODEL else Path(target).expanduser()
     if file.is_file():
         header = read_gguf(file)
         count = header.metadata.get(f"{header.architecture}.block_count")
     else:
-        count = layer_count(read_headers(target, None, progress).config)
+        count = layer_count(read_headers(str(file), None, progress).config)
     if not isinstance(count, int) or not count:
         raise ConfigError(f"target {target} doesn't say how many layers it has (num_hidden_layers)")
     return count
