@@ -20,7 +20,6 @@ from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.identity import profile_key
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
@@ -28,6 +27,7 @@ from draftwing.engine.shares import Ranks
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError, SetupError
 from draftwing.kernels.speedup import speed_up
+from draftwing.layer_probe import Prober, settle_layers
 from draftwing.policy.artifact import read_artifact
 from draftwing.policy.base import Policy
 from draftwing.policy.modes import OffPolicy, parse_mode
