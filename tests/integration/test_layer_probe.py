@@ -13,8 +13,8 @@ from draftwing.cli import main
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_engine
-from draftwing.engine.layer_probe import Probe, judge
 from draftwing.errors import ConfigError
+from draftwing.layer_probe import Probe, judge
 from draftwing.testing.run_engine import run_to_end
 from tests.integration.test_inspect import GOLDENS, TARGETS
 from tests.layer_pair import LAYER, make_dflash, make_eagle3, make_target
