@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-V, LAYERS, LAYER, STEP, SHIFT = 32, 8, 3, 5, 7
+V, LAYERS, LAYER, STEP, SHIFT = 32, 6, 3, 5, 7
 H, WIDTH = 2 * V, V
 SIZES: dict[str, Any] = {
     "hidden_size": H, "intermediate_size": WIDTH, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": V,

@@ -191,6 +191,35 @@ SPECULATION = Dashboard(
             ],
         ),
         (
+            "What the policy knows",
+            [
+                Panel(
+                    "Speedup over plain decoding",
+                    [
+                        Query(f"avg({PREFIX}policy_speedup_ratio)", "measured"),
+                        Query(f"avg({PREFIX}policy_predicted_ratio)", "expected"),
+                    ],
+                    "Tokens over those that plain decoding would have made in the same time, in the guard's window.",
+                    idle=True,
+                ),
+                Panel(
+                    "Error of the cost model",
+                    [Query(f"max({PREFIX}policy_cost_error_ratio)", "median, worst replica")],
+                    "Relative error of predicted step times.",
+                    unit="percentunit",
+                    idle=True,
+                ),
+                Panel(
+                    "Guard and profiles",
+                    [
+                        Query(f"sum({PREFIX}policy_guard_tripped)", "replicas held off"),
+                        Query(f"max({PREFIX}policy_generation)", "profiles taken while serving"),
+                    ],
+                    "Replicas whose guard holds speculation off, and how often a profile was loaded.",
+                ),
+            ],
+        ),
+        (
             "Drafts",
             [
                 Panel(

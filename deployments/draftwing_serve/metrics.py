@@ -38,6 +38,14 @@ ENGINE_COUNTERS = (
     ("draftwing_spec_decode_num_branched_tokens", "Accepted draft tokens that were no first child.", "branched_tokens"),
     ("draftwing_spec_decode_num_bad_drafts", "Drafts refused by the engine.", "bad_drafts"),
 )
+# Gauge after draftwing_policy_, its help, and the field of PolicyStatus.
+POLICY_GAUGES = (
+    ("speedup_ratio", "Tokens over those of plain decoding in the same time, of late.", "ratio"),
+    ("speedup_half_width", "Half of the 95 % interval of the speedup.", "half_width"),
+    ("predicted_ratio", "The speedup that the cost and acceptance models expected.", "predicted"),
+    ("cost_error_ratio", "Median relative error of predicted step times.", "cost_error"),
+    ("guard_tripped", "1 while the guard holds speculation off.", "tripped"),
+)
 STEP_PARTS = ("schedule", "draft", "forward", "sample", "commit")
 
 
@@ -194,6 +202,34 @@ class EngineTotals(Collector):
         for index, stats in enumerate(live):
             use.add_metric([str(index)], stats.kv_use)
         yield use
+        yield from self._policies()
+
+    def _policies(self) -> Iterator[Metric]:
+        """By replica: what each policy decides from. A replica that can't tell yet has no sample."""
+        info = GaugeMetricFamily(
+            "draftwing_policy_info",
+            "Mode, drafter and profile in use.",
+            labels=["replica", "mode", "drafter", "profile"],
+        )
+        families = {
+            name: GaugeMetricFamily(f"draftwing_policy_{name}", text, labels=["replica"])
+            for name, text, _ in POLICY_GAUGES
+        }
+        for index, stats in enumerate(self._live.values()):
+            if (policy := stats.policy) is None:
+                continue
+            info.add_metric([str(index), policy.mode, policy.drafter, policy.profile], 1)
+            for name, _, attribute in POLICY_GAUGES:
+                if (value := getattr(policy, attribute)) is not None:
+                    families[name].add_metric([str(index)], float(value))
+        generation = GaugeMetricFamily(
+            "draftwing_policy_generation", "Profiles taken while serving.", labels=["replica"]
+        )
+        for index, stats in enumerate(self._live.values()):
+            generation.add_metric([str(index)], stats.policy_generation)
+        yield info
+        yield generation
+        yield from families.values()
 
 
 def _add(total: EngineCounters, more: EngineCounters) -> None:

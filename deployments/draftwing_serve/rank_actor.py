@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from draftwing.errors import DraftwingError
 from draftwing.logs import configure_logging
@@ -23,6 +23,9 @@ from draftwing.parallel.rank import Progress, follow_team, run_rank, run_team
 from draftwing.parallel.remote_drafter import RemoteDrafter
 from draftwing.parallel.server import EngineLike, RankServer
 from draftwing_serve.ray_edge import node_address
+
+if TYPE_CHECKING:
+    from draftwing.engine.step import Engine
 
 logger = logging.getLogger(__name__)
 DEFAULT_FACTORY = "draftwing_serve.rank_actor:build"
@@ -70,6 +73,8 @@ class RankActor:
         self._changed = threading.Condition()
         self._facts: EngineFacts | None = None
         self._server: RankServer | None = None
+        self._config_json = config_json
+        self._engine: Engine | None = None
         self._drafter: RemoteDrafter | None = None
         self._place = place
         self._ready = False
@@ -90,6 +95,28 @@ class RankActor:
         """Where the drafters of a config with a placement listen from now on."""
         if self._drafter is not None:
             self._drafter.connect([Endpoint.from_dict(each) for each in endpoints])
+
+    def use_profile(self) -> str:
+        """Decide with the profile that is published now, from the next step on; "" or why it is refused.
+
+        It is read and checked beside the engine, which goes on meanwhile.
+        """
+        from draftwing.config import Config
+        from draftwing.engine.build import policy_for
+
+        engine, server = self._engine, self._server
+        if engine is None or server is None:
+            return "the engine is still loading"
+        try:
+            policy = policy_for(Config.model_validate_json(self._config_json), engine)
+        except DraftwingError as error:
+            return str(error)
+
+        def swap() -> None:
+            engine.policy = policy
+
+        server.use_policy(swap)
+        return ""
 
     def stop(self) -> None:
         """End after the present step."""
@@ -134,6 +161,7 @@ class RankActor:
     def _find_drafter(self, engine: EngineLike) -> None:
         from draftwing.engine.step import Engine
 
+        self._engine = engine if isinstance(engine, Engine) else None
         drafter = engine.drafting.drafter if isinstance(engine, Engine) else None
         self._drafter = drafter if isinstance(drafter, RemoteDrafter) else None
 

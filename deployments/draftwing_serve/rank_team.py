@@ -58,6 +58,11 @@ class RankTeam:
         """Where the drafters that rank 0 asks listen from now on."""
         await self._actors[0].connect_drafters.remote(endpoints)
 
+    async def use_profile(self) -> str:
+        """See `RankActor.use_profile`; rank 0 alone decides."""
+        refused: str = await self._actors[0].use_profile.remote()
+        return refused
+
     async def stop(self) -> None:
         """End after the present step; rank 0 tells the others."""
         await self._actors[0].stop.remote()

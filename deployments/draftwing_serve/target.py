@@ -30,7 +30,7 @@ START_TIMEOUT_S = 3600.0
 STUCK_S = 120.0  # a step may be long (a big prefill on a CPU); no answer for this long is a rank that hangs
 IDLE_S = 10.0  # after which ranks that follow another are tried by a step of their own
 _PING_S = 2.0
-_DRAFTER_POLL_S, _DRAFTER_WAIT_S = 1.0, 2.0
+_DRAFTER_POLL_S, _DRAFTER_WAIT_S, _PROFILE_POLL_S = 1.0, 2.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,9 @@ class TargetReplica:
             board.post(application, {"state": "failed", "error": str(error), "exit_code": error.exit_code})
             raise
         self._drafter = drafter
-        if drafter is not None:
-            self._watcher = asyncio.create_task(self._watch_drafters())
+        self._watchers = [asyncio.create_task(self._watch_drafters())] if drafter is not None else []
+        if config.policy.profile is not None:
+            self._watchers.append(asyncio.create_task(self._watch_profile(config.policy.profile)))
         self._description = TargetDescription(endpoint, folder.digest, ready["context"], ready["vocab_size"])
         self._tell("ready")
 
@@ -120,8 +121,8 @@ class TargetReplica:
         """Serve calls this when the replica is to go, and waits."""
         if self._description is not None:
             self._description = None
-            if self._drafter is not None:
-                self._watcher.cancel()
+            for watcher in self._watchers:
+                watcher.cancel()
             await self._client.close()
             await self._team.stop()
 
@@ -139,6 +140,26 @@ class TargetReplica:
                 await self._team.connect_drafters(endpoints)
                 known = endpoints
             await asyncio.sleep(_DRAFTER_POLL_S)
+
+    async def _watch_profile(self, uri: str) -> None:
+        """Use what is published while we serve. One that is refused is named in the log, and the old one stays."""
+        from draftwing.policy.artifact import current
+
+        known = await asyncio.to_thread(current, uri)
+        while True:
+            await asyncio.sleep(_PROFILE_POLL_S)
+            try:
+                published = await asyncio.to_thread(current, uri)
+            except DraftwingError as error:
+                logger.warning("can't look for a new profile: %s", error)
+                continue
+            if published is None or published == known:
+                continue
+            known = published
+            if refused := await self._team.use_profile():
+                logger.warning("profile %s is not used: %s", published, refused)
+            else:
+                logger.info("profile %s is used from now on", published)
 
     async def _real_step(self, name: str) -> None:
         """One request through everything: a rank that can't compute must not be found out by a client."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from draftwing.config_models import Config
 from draftwing.core import NO_DRAFT, Request, SamplingParams, StepPlan
@@ -20,6 +19,7 @@ from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError
 from draftwing.offline import run_all
 from draftwing.policy.base import PlanInputs, Policy, UncutPolicy
+from tests.integration.weaker import weaker_model
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 TARGETS = ("hf_greedy_llama8", "hf_greedy_gemma3_6")
@@ -38,15 +38,7 @@ def target(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def weaker(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target with noise in its weights: right most of the time."""
-    folder = tmp_path_factory.mktemp("weaker") / "model"
-    shutil.copytree(target, folder)
-    generator = torch.Generator().manual_seed(0)
-    tensors = load_file(folder / "model.safetensors")
-    for tensor in tensors.values():
-        if tensor.ndim > 1:
-            tensor += torch.randn(tensor.shape, generator=generator) * tensor.std() * 0.05
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return weaker_model(target, tmp_path_factory.mktemp("weaker") / "model")
 
 
 def engine(target: Path, draft: Path | None, mode: str, **cache: Any) -> Engine:

@@ -13,8 +13,8 @@ from draftwing.cli import main
 from draftwing.config_models import Config
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_engine
-from draftwing.engine.layer_probe import Probe, judge
 from draftwing.errors import ConfigError
+from draftwing.layer_probe import Probe, judge
 from draftwing.testing.run_engine import run_to_end
 from tests.integration.test_inspect import GOLDENS, TARGETS
 from tests.layer_pair import LAYER, make_dflash, make_eagle3, make_target
@@ -84,8 +84,6 @@ def test_inspect_probes(target: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["probe"]["outputs"]["accepted"] > 50
     assert found["probe"]["inputs"]["accepted"] < 10
     assert found["feature_layers"]["hidden_states"][0] == LAYER
-    assert main(["inspect", str(head), "--target", str(target), "--probe"]) == 0
-    assert "layer ids are outputs of layers (inputs: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -109,6 +107,14 @@ def test_layers_and_probe_contradict_each_other(target: Path, tmp_path: Path) ->
 
 def hits(*accepted: int) -> Probe:
     return Probe((), {("a", i): bool(hit) for i, hit in enumerate(accepted)})
+
+
+def test_a_verdict_in_words() -> None:
+    found = judge({"inputs": hits(0, 0), "outputs": hits(1, 0)}, "inputs")
+    assert (
+        str(found)
+        == "layer ids are inputs of layers (inputs: 0 of 2 accepted; outputs: 1 of 2 accepted; no clear winner)"
+    )
 
 
 def test_the_usual_reading_stands_unless_the_other_wins_clearly() -> None:

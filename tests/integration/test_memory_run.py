@@ -27,7 +27,7 @@ def memory_run(tmp_path: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "suffix"])
 def test_memory_does_not_grow(tmp_path: Path, method: str) -> None:
     result = memory_run(tmp_path, "--method", method)
     assert result["growth"] <= 1.02, result

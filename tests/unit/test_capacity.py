@@ -95,6 +95,21 @@ def test_the_plan_of_a_model_is_what_it_takes_when_loaded(name: str, tmp_path: P
     )
 
 
+def test_a_drafter_in_processes_of_its_own_takes_nothing_of_rank_0() -> None:
+    small = {"method": "draft_model", "path": str(golden("llama8"))}
+    document = {"model": {"path": str(golden("llama8")), "dtype": "float32"}, "limits": {"context": 512}}
+    plans = [
+        plan_capacity(Config.model_validate(document | {"drafters": [small | more]}), Hardware(80_000_000, 1))
+        for more in ({}, {"placement": {"replicas": 2}})
+    ]
+    beside, apart = (plan.drafters[0] for plan in plans)
+    assert (beside.replicas, apart.replicas) == (0, 2)
+    assert beside.weight_bytes == apart.weight_bytes == plans[0].weight_bytes
+    assert plans[0].kv_tokens is not None
+    assert plans[1].kv_tokens is not None
+    assert plans[1].kv_tokens > 2 * plans[0].kv_tokens
+
+
 def test_drafters_lie_on_rank_0() -> None:
     document = {
         "model": {"path": str(golden("llama8")), "device": "cpu", "dtype": "float32"},

@@ -17,7 +17,7 @@ from draftwing.core import DraftShape, DraftTree, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, FeatureRows, NullController, TargetInfo
 from draftwing.drafters.eagle import Eagle3Options, EagleOptions
 from draftwing.drafters.eagle_drafter import EagleDrafter
-from draftwing.drafters.tree import children
+from draftwing.drafters.tree import children, shape_of
 from draftwing.testing.drafters import View
 from tests.dense_eagle import (
     LAYER_IDS,
@@ -116,6 +116,22 @@ def compare(variant: Variant, formulas: Variant, folder: Path) -> None:
 @pytest.mark.parametrize("variant", [*EAGLE1, *EAGLE3], ids=str)
 def test_a_head_drafts_what_the_formats_say(variant: Variant, tmp_path: Path) -> None:
     compare(variant, variant, tmp_path)
+
+
+def test_a_tree_whose_nodes_are_named_is_drafted(tmp_path: Path) -> None:
+    variant, paths = Variant(), ((0,), (1,), (2,), (1, 0), (1, 1), (2, 0), (1, 1, 0), (2, 0, 0), (2, 0, 1))
+    dense = DenseEagle(variant, save_head(variant, tmp_path), TARGET.embed.weight, TARGET.head.weight)
+    drafter = drafter_of(variant, tmp_path)
+    features = list(torch.randn(3, 6, TARGET_HIDDEN, generator=torch.Generator().manual_seed(1)).unbind())
+    view = View("it", [3, 1, 4, 1, 5, 9, 2], 6, SamplingParams(temperature=0), table=list(range(16)))
+    drafter.prefill([view], [FeatureRows(0, tuple(features))])
+    (draft,) = drafter.propose([view], StepPlan("it", (shape_of(paths),)), NullController())
+    rows: dict[tuple[int, ...], Rows] = {(): dense.committed(view.tokens, features)}
+    place: dict[tuple[int, ...], int] = {(): -1} | {path: node for node, path in enumerate(paths)}
+    for path, token, parent in zip(paths, draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        above = rows[path[:-1]]
+        assert (token, parent) == (int(above.shares.argsort(descending=True)[path[-1]]), place[path[:-1]])
+        rows[path] = dense.run(token, above.recycled, len(view.tokens) - 2 + len(path), above)
 
 
 def test_the_cover_has_every_flag_in_every_dialect() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwing.core import DraftShape
+from draftwing.core import DraftShape, DraftSources
 from draftwing.drafters.growth import Growth
+from draftwing.drafters.tree import shape_of
 
 VOCAB = 9
 
@@ -48,6 +50,29 @@ def test_like_a_loop(branching: tuple[int, ...], nodes: int, seed: int) -> None:
     assert tree.confidences is not None
     assert tree.confidences.tolist() == confidences
     assert growth.size == len(tree) <= nodes
+
+
+PATHS = ((0,), (1,), (2,), (0, 0), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1))
+
+
+@pytest.mark.parametrize("shape", [shape_of(PATHS), DraftShape((3, 2, 2), 11), DraftShape((1, 1, 1), 3)], ids=str)
+@pytest.mark.parametrize("missing", [False, True])
+def test_what_children_were_drawn_from_is_found_at_their_parent(shape: DraftShape, missing: bool) -> None:
+    """Each row's sources name it; children of the last levels may be left out."""
+    growth, given = Growth(shape), dict[int, int]()
+    while not growth.ended:
+        rows = len(growth.frontier)
+        tokens = np.tile(np.arange(3), (rows, 1))
+        if missing and len(given) > 1:
+            tokens[0] = VOCAB  # no token
+        marks = len(given) + np.arange(rows)
+        given |= dict(zip(growth.frontier.tolist(), marks.tolist(), strict=True))
+        sources = DraftSources(np.repeat(marks[:, None], 4, axis=1), np.full((rows, 4), 0.25, dtype=np.float32))
+        growth.add(tokens, np.full((rows, 3), 0.5, dtype=np.float32), VOCAB, sources)
+    tree = growth.tree()
+    assert tree.sources is not None
+    for parent in set(tree.parents.tolist()):
+        assert tree.sources.ids[1 + parent, 0] == given[parent]
 
 
 def test_nothing_grown_is_the_empty_draft() -> None:

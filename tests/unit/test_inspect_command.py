@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,27 @@ def test_a_model_and_what_drafts_for_it_are_told_apart() -> None:
     assert model["kv_bytes_per_token"] == {"float32": 4 * 3 * (16 + 8), "bfloat16": 2 * 3 * (16 + 8)}
     assert told("mtp_qwen3_next/target")["refused"].endswith("choose a model with attention in every layer")
     assert told("mtp_deepseek_v3/target")["refused"] is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "refusal"),
+    [
+        ("dflash_full/drafter", {"attention_sink_bias": True}, "attention_sink_bias is True, which is not supported"),
+        ("eagle3_d2t/drafter", {"hidden_act": "gelu"}, "hidden_act 'gelu'; expected 'silu'"),
+        ("eagle1_bias/drafter", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
+        ("hf_greedy_llama8/target", {"vision_config": {"depth": 1}}, "inputs beside text"),
+        ("dspark_vanilla/drafter", {}, None),
+        ("eagle3_speculators/drafter", {}, None),
+    ],
+)
+def test_what_this_version_cannot_use_is_refused_in_words(
+    folder: str, change: dict[str, Any], refusal: str | None, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(GOLDENS / folder, tmp_path / "it"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **change}))
+    found = document(inspect_checkpoint(str(copy)))["refused"]
+    assert found is None if refusal is None else refusal in found
 
 
 def test_no_weight_and_no_torch_is_loaded() -> None:

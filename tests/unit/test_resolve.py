@@ -290,7 +290,9 @@ PARTS = ("text_config", "transformer_layer_config", "eagle_config", "dflash_conf
 KEYS = (
     "model_type", "architectures", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "target_layer_ids", "num_target_layers", "eagle_aux_hidden_state_layer_ids",
-    "speculators_model_type", "aux_hidden_state_layer_ids", "use_aux_hidden_state", "max_position_embeddings", *PARTS,
+    "speculators_model_type", "aux_hidden_state_layer_ids", "use_aux_hidden_state", "max_position_embeddings",
+    "hidden_act", "rope_scaling", "rope_parameters", "rope_theta", "rms_norm_eps", "layer_types", "sliding_window",
+    "block_size", "mask_token_id", "use_swa", "is_causal", "norm_output", "dtype", *PARTS,
 )  # fmt: skip
 
 

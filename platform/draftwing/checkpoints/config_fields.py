@@ -27,6 +27,12 @@ class _Fields(BaseModel):
     num_attention_heads: Size = None
     num_key_value_heads: Size = None
     head_dim: Size = None
+    max_position_embeddings: Size = None
+    rms_norm_eps: float | None = None
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    layer_types: list[str] | None = None
     n_layer: Size = None
     n_embd: Size = None
     n_head: Size = None

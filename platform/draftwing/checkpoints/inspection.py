@@ -11,14 +11,18 @@ from draftwing.checkpoints.cache import Progress, silent
 from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
+from draftwing.checkpoints.hub import DEMO_MODEL, demo_model
 from draftwing.checkpoints.layouts import CONTEXTS
-from draftwing.checkpoints.published import Published, read_headers
+from draftwing.checkpoints.published import Published, read_headers, read_published
 from draftwing.checkpoints.resolve import Layout, architecture_of, layer_count, resolve
 from draftwing.checkpoints.sizes import BYTES, Part, TensorGroup, dimensions, draft_vocabulary, grouped, parts_of
 from draftwing.checkpoints.supported import check_config
 from draftwing.checkpoints.weight_files import StoredTensor
+from draftwing.drafters.block_config import read_config
+from draftwing.drafters.eagle_config import read_eagle_config
 from draftwing.errors import ConfigError
 
+BLOCK_METHODS = ("dflash", "dflash2", "dspark")
 FAR = 2**30  # layers of a target that nobody named: more than any id
 GGUF_DIMENSIONS = {
     "hidden_size": "embedding_length",
@@ -59,7 +63,9 @@ def inspect_checkpoint(
     reading: Reading = "auto",
     progress: Progress = silent,
 ) -> Inspection:
-    """A folder, hub id or GGUF file. target: the model that a drafter is for. ConfigError, SetupError."""
+    """A folder, hub id, GGUF file or `gemma-3-270m`. target: what a drafter is for. ConfigError, SetupError."""
+    if path == DEMO_MODEL:
+        return describe(read_published(str(demo_model(progress))))
     file = Path(path).expanduser()
     if file.is_file():
         if file.suffix != ".gguf":
@@ -76,28 +82,29 @@ def describe(published: Published, layers: int | None = None, reading: Reading =
     layers = layers or merged_config(config).get("num_target_layers")
     features = _features(layout, config, tensors, layers or FAR, reading)
     by_rule = features is not None and features.by_rule and layers is None
+    parts = parts_of(layout, config, tensors)
     return Inspection(
         source=path,
         layout=layout,
         architecture=architecture_of(config) or str(config.get("model_type", "not named")),
         dimensions=dimensions(config, tensors),
-        parts=parts_of(layout, config, tensors),
+        parts=parts,
         tensors=grouped(tensors),
         draft_vocabulary=draft_vocabulary(layout, tensors),
         features=None if by_rule else features,
         layers_by_rule=by_rule,
-        refused=_refused(layout, config, path),
+        refused=_refused(layout, published, parts[0].layers, layers or FAR, features),
     )
 
 
 def target_layers(target: str, progress: Progress = silent) -> int:
     """Decoder layers of a model by its configuration or GGUF header. ConfigError where it doesn't say."""
-    file = Path(target).expanduser()
+    file = demo_model(progress) if target == DEMO_MODEL else Path(target).expanduser()
     if file.is_file():
         header = read_gguf(file)
         count = header.metadata.get(f"{header.architecture}.block_count")
     else:
-        count = layer_count(read_headers(target, None, progress).config)
+        count = layer_count(read_headers(str(file), None, progress).config)
     if not isinstance(count, int) or not count:
         raise ConfigError(f"target {target} doesn't say how many layers it has (num_hidden_layers)")
     return count
@@ -109,7 +116,7 @@ def _features(
     if layout.method == "eagle3":
         nested = config.get("eagle_config") or {}
         return eagle_layers(config, layers, reading) if nested.get("use_aux_hidden_state", True) else None
-    if layout.method not in ("dflash", "dflash2", "dspark"):
+    if layout.method not in BLOCK_METHODS:
         return None
     merged = merged_config(config)
     contexts = (tensors.get(name) for name, _ in CONTEXTS.values())
@@ -118,11 +125,19 @@ def _features(
     return block_layers(merged, count, layers, reading, speculators="transformer_layer_config" in config)
 
 
-def _refused(layout: Layout, config: Mapping[str, Any], where: str) -> str | None:
-    if layout.role == "drafter":
-        return None
+def _refused(
+    layout: Layout, published: Published, layers: int, target_layers: int, features: FeatureLayers | None
+) -> str | None:
+    """What the reader of its configuration says against it. layers: of a drafter."""
+    config = published.config
     try:
-        check_config(config, where)
+        if layout.role == "target":
+            check_config(config, published.source)
+        elif layout.method in ("eagle", "eagle3"):
+            read_eagle_config(config)
+        elif features is not None:
+            count = len(features.ids)
+            read_config(config, method=layout.method, features=count, layers=layers, target_layers=target_layers)
     except ConfigError as error:
         return str(error)
     return None

@@ -49,7 +49,7 @@ def find_folder(path: str, revision: str | None = None, progress: Progress = sil
     from draftwing.checkpoints.download import HUB_ID, Hub, download
 
     if not HUB_ID.fullmatch(path):
-        raise ConfigError(f"drafter path {path} does not exist; accepted: a folder or a hub id (org/name)")
+        raise ConfigError(f"{path} does not exist; accepted: a folder or a hub id (org/name)")
     return download(path, revision, Hub.from_environment(), progress, drafter=True)[0]
 
 

@@ -12,7 +12,7 @@ from draftwing.errors import ConfigError
 if TYPE_CHECKING:
     from draftwing.checkpoints.inspection import Inspection
     from draftwing.checkpoints.sizes import Part
-    from draftwing.engine.layer_probe import Verdict
+    from draftwing.layer_probe import Verdict
 
 SCHEMA = 1
 
@@ -67,8 +67,8 @@ def _probe(args: argparse.Namespace, found: Inspection) -> Verdict:
     from draftwing.checkpoints.tokenizer import load_tokenizer
     from draftwing.config_models import Config
     from draftwing.engine.build import prober
-    from draftwing.engine.layer_probe import probe_layer_ids
     from draftwing.engine.loading import load_target
+    from draftwing.layer_probe import probe_layer_ids
 
     entry = {"method": found.layout.method, "path": args.path, "revision": args.revision}
     config = Config.model_validate({"model": {"path": args.target}, "drafters": [entry]})

@@ -9,7 +9,7 @@ from draftwing.commands.common import add_config_flags, config_from_args, print_
 from draftwing.errors import ConfigError
 
 if TYPE_CHECKING:
-    from draftwing.parallel.capacity import CapacityPlan, Hardware
+    from draftwing.parallel.capacity import CapacityPlan, DrafterShare, Hardware
 
 SCHEMA = 1
 GPU_GB = 80.0
@@ -60,6 +60,7 @@ def _document(plan: CapacityPlan, hardware: Hardware) -> dict[str, Any]:
             "method": share.method,
             "weight_bytes": share.weight_bytes,
             "kv_bytes_per_token": share.kv_bytes_per_token,
+            "replicas": share.replicas,
             "note": share.note or None,
         }
         for share in plan.drafters
@@ -102,18 +103,19 @@ def _table(plan: CapacityPlan, hardware: Hardware) -> None:
     kind = "one latent" if plan.latent else f"{plan.kv_heads_per_rank} key/value heads"
     row("cache", f"{plan.kv_bytes_per_token_per_rank} bytes a token and rank ({kind} of each layer)")
     for share in plan.drafters:
-        row(f"drafter {share.name}", _drafter(share.weight_bytes, share.kv_bytes_per_token, share.note))
+        row(f"drafter {share.name}", _drafter(share))
     if hardware.memory is not None:
         row("tokens of cache that fit", f"{plan.kv_tokens} in {_gb(hardware.memory)} a GPU")
 
 
-def _drafter(weights: int | None, kv: int | None, note: str) -> str:
-    if weights is None or kv is None:
-        return note
-    shown = (
-        f"{_gb(weights)} and {kv} bytes a token, on rank 0" if weights or kv else "nothing but its tokens, on rank 0"
-    )
-    return f"{shown} ({note})" if note else shown
+def _drafter(share: DrafterShare) -> str:
+    if share.weight_bytes is None or share.kv_bytes_per_token is None:
+        return share.note
+    where = f"in each of {share.replicas} replicas" if share.replicas else "on rank 0"
+    what = "nothing but its tokens"
+    if share.weight_bytes or share.kv_bytes_per_token:
+        what = f"{_gb(share.weight_bytes)} and {share.kv_bytes_per_token} bytes a token"
+    return f"{what}, {where}" + (f" ({share.note})" if share.note else "")
 
 
 def _bundle(bundle: dict[str, float]) -> str:

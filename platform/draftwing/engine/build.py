@@ -13,14 +13,13 @@ from draftwing.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from draftwing.config_models import Config, DrafterConfig
 from draftwing.decisions.log import LoggedPolicy, Origin
 from draftwing.drafters.auto import AutoDrafter
-from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterTraits, TargetInfo
+from draftwing.drafters.base import CheckpointOptions, Drafter, TargetInfo
 from draftwing.drafters.registry import check_drafter
 from draftwing.engine.assemble import TargetFacts, assemble
 from draftwing.engine.attention import KVShape
 from draftwing.engine.features import FeatureTap
 from draftwing.engine.identity import profile_key
 from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.layer_probe import Prober, settle_layers
 from draftwing.engine.loading import LoadedTarget, load_target
 from draftwing.engine.runner import ModelRunner, kv_bytes_per_slot, probe_layers
 from draftwing.engine.scheduler import Limits
@@ -28,6 +27,7 @@ from draftwing.engine.shares import Ranks
 from draftwing.engine.step import Engine
 from draftwing.errors import ConfigError, SetupError
 from draftwing.kernels.speedup import speed_up
+from draftwing.layer_probe import Prober, settle_layers
 from draftwing.policy.artifact import read_artifact
 from draftwing.policy.base import Policy
 from draftwing.policy.modes import OffPolicy, parse_mode
@@ -110,13 +110,13 @@ def engine_for(
     engine = assemble(
         runner, facts, pool=pool, limits=limits, drafter=drafter, policy=OffPolicy(), rejection=rejection, tap=tap
     )
-    engine.policy = _policy(config, engine, drafter.traits)
+    engine.policy = policy_for(config, engine)
     return engine
 
 
-def _policy(config: Config, engine: Engine, traits: DrafterTraits) -> Policy:
-    """ConfigError where the profile is of something else than this engine."""
-    settings, profile = config.policy, None
+def policy_for(config: Config, engine: Engine) -> Policy:
+    """With the profile that is published now. ConfigError where that is of something else than this engine."""
+    settings, profile, traits = config.policy, None, engine.drafting.drafter.traits
     if settings.profile is not None:
         profile = profile_of(read_artifact(settings.profile, profile_key(config, engine)))
     tpot_ms = None if settings.targets is None else settings.targets.tpot_ms

@@ -7,7 +7,7 @@ the keys and values of a token. Not counted: activations, for which `cache.gpu_f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,14 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class DrafterShare:
-    """What a drafter adds to rank 0. None: it can't be told, because its checkpoint isn't here; `note` says so."""
+    """What a drafter adds to rank 0, or takes in each of its own replicas. None: it can't be told, `note` says why."""
 
     name: str
     method: str
     weight_bytes: int | None = 0
     kv_bytes_per_token: int | None = 0
     note: str = ""
+    replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,7 @@ def _plan(
     whole = 0 if split.ranks == 1 else sum(_numbers(shape) for name, shape in shapes if split.cut(name, shape) is None)
     kv = kv_elements(model.config, split.kv_heads) * size
     weights = sum(split.elements(name, shape) for name, shape in shapes) * size
-    own = sum(share.weight_bytes or 0 for share in drafters)
-    drafting = sum(share.kv_bytes_per_token or 0 for share in drafters)
+    own, drafting = _beside(drafters)
     room = None if hardware.memory is None else (_usable(config, hardware.memory) - weights - own) // (kv + drafting)
     gpu = config.model.device != "cpu"
     return CapacityPlan(
@@ -162,9 +162,15 @@ def _least_cache(config: Config, model: Any) -> int:
 
 def _needed(config: Config, plan: CapacityPlan, model: Any) -> int:
     """Bytes of rank 0, which holds the drafters too."""
-    own = sum(share.weight_bytes or 0 for share in plan.drafters)
-    per_token = plan.kv_bytes_per_token_per_rank + sum(share.kv_bytes_per_token or 0 for share in plan.drafters)
+    own, drafting = _beside(plan.drafters)
+    per_token = plan.kv_bytes_per_token_per_rank + drafting
     return plan.weight_bytes_per_rank + own + per_token * _least_cache(config, model)
+
+
+def _beside(drafters: tuple[DrafterShare, ...]) -> tuple[int, int]:
+    """Weight bytes, and cache bytes of a token, of the drafters on rank 0."""
+    own = [share for share in drafters if not share.replicas]
+    return sum(share.weight_bytes or 0 for share in own), sum(share.kv_bytes_per_token or 0 for share in own)
 
 
 def _fitting(config: Config, model: Any, dtype: str, drafters: tuple[DrafterShare, ...], hardware: Hardware) -> str:
@@ -187,11 +193,18 @@ def _larger(parallel: ParallelConfig, key: str) -> Iterator[ParallelConfig]:
 
 
 def _drafter(entry: DrafterConfig, target: Any, size: int, alone: bool, tell: Progress) -> DrafterShare:
-    """Weights and cache of a drafter, from its config and the headers of its files; it runs on rank 0 alone.
+    share = _measured(entry, target, size, alone, tell)
+    return share if entry.placement is None else replace(share, replicas=entry.placement.replicas)
+
+
+def _measured(entry: DrafterConfig, target: Any, size: int, alone: bool, tell: Progress) -> DrafterShare:
+    """Weights and cache of a drafter, from its config and the headers of its files.
 
     size: bytes of a number. alone: there is one rank, whose embedding and head a drafter can share.
     """
     path = entry.options.get("path")
+    if path is None and entry.method == "mtp":
+        return DrafterShare(entry.name, entry.method, None, None, "not counted: its modules are in the target's files")
     if path is None:
         return DrafterShare(entry.name, entry.method)
     try:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -87,6 +87,12 @@ class RankServer:
         self._last_step: float | None = None
         self._next_beat = 0.0
         self._stop_reason: str | None = None
+        self._between: Callable[[], None] | None = None
+        self.policy_generation = 0
+
+    def use_policy(self, swap: Callable[[], None]) -> None:
+        """Call `swap` between two steps; it puts another policy into the engine. From any thread."""
+        self._between = swap
 
     def request_stop(self, reason: str = "the replica is stopping") -> None:
         """End `run` after the present step, or within BEAT_S when idle. From any thread or signal handler."""
@@ -97,6 +103,10 @@ class RankServer:
         while self._stop_reason is None:
             for client, message in self._channel.receive(0 if self._engine.busy else BEAT_S):
                 self._handle(client, message)
+            if self._between is not None:
+                swap, self._between = self._between, None
+                swap()
+                self.policy_generation += 1
             if self._engine.busy:
                 try:
                     emissions = self._engine.step()
@@ -125,6 +135,7 @@ class RankServer:
             clients=len(self._clients),
             bad_frames=self._channel.bad_frames,
             counters=self._engine.counters,
+            policy_generation=self.policy_generation,
             policy=self._engine.policy_status(),
         )
 

@@ -1,12 +1,13 @@
 """How likely the target accepts a draft node once its parent is accepted: learned while serving.
 
-    logit p = w_d x + b_d + rank_r + class + request
+    logit p = w_cd x + b_cd + rank_r + class + request
 
-x is the log-odds of the drafter's confidence, 0 where it gives none; d the depth, r the place among siblings. Depths
-and ranks are shared by all requests of one drafter and change slowly; a class (see `acceptance_class`) and a request
-shift them and change fast. Each step is one Newton step on the newest labels, with an information that forgets by the
-label, so old text fades and depths seldom seen stay near the prior. Estimated given confidence, not by position alone,
-because which positions are reached depends on the policy itself.
+x is the log-odds of the drafter's confidence, 0 where it gives none; c the class (see `acceptance_class`), d the depth,
+r the place among siblings. Classes have slopes of their own because a confidence tells less where tokens are drawn: an
+unlikely token that both models drew by the same noise is accepted all the same. Weights are shared by all requests of a
+class and change slowly; a class and a request shift them and change fast. Each step is one Newton step on the newest
+labels, with an information that forgets by the label, so old text fades and depths seldom seen stay near the prior.
+Estimated given confidence, not by position alone, because which positions are reached depends on the policy itself.
 
 A node that is not drafted yet has no x: its chance is the mean of what the model gave the nodes drafted there of late,
 verified or not, since those that are verified were picked for being likely.
@@ -68,15 +69,15 @@ class AcceptanceModel:
     _seen: Floats = field(init=False)  # [2, CLASSES, DEPTHS]: sums of chances, and of nodes
 
     def __post_init__(self) -> None:
-        self.weights = self.prior.copy()
+        self.weights = np.tile(self.prior, (CLASSES, 1))  # [CLASSES * DEPTHS, 2]
         self.rank = self.rank.copy()
-        self._information = np.zeros((DEPTHS, 2, 2))
+        self._information = np.zeros((CLASSES * DEPTHS, 2, 2))
         self._seen = np.zeros((2, CLASSES, DEPTHS))
         self.hoped = np.tile(self.prior_mean, (CLASSES, 1))
 
     def chance(self, nodes: Nodes, classes: IntArray, requests: Seq[str]) -> Floats:
         """[M]: probability of each node given its parent. classes, requests [B]."""
-        at = np.minimum(nodes.depth, DEPTHS) - 1
+        at = _cells(nodes, classes)
         shift = np.array([s.value for s in self.classes])[classes] + self._requests(requests)
         logit = self.weights[at, 0] * nodes.odds + self.weights[at, 1] + shift[nodes.owner]
         if nodes.rank.any():
@@ -120,7 +121,8 @@ class AcceptanceModel:
             sums = (float(column[mine].sum()) for column in (gradients, bent, labels))
             self.classes[c].learn(*sums, SHRINK_CLASS)
         if (used := labelled & shared[nodes.owner]).any():
-            self._learn_depths(nodes, np.where(used, error, 0.0), np.where(used, curvature, 0.0), used)
+            at = _cells(nodes, classes)
+            self._learn_depths(nodes, at, np.where(used, error, 0.0), np.where(used, curvature, 0.0), used)
         self._learn_hopes(nodes, chance, classes, shared)
 
     def forget(self, requests: Seq[str]) -> None:
@@ -133,19 +135,18 @@ class AcceptanceModel:
             return np.zeros(len(requests))
         return np.array([known[r].value if r in known else 0.0 for r in requests], dtype=np.float64)
 
-    def _learn_depths(self, nodes: Nodes, error: Floats, curvature: Floats, used: BoolArray) -> None:
-        """One Newton step of every depth's (w, b), and of every rank."""
-        at = np.minimum(nodes.depth, DEPTHS) - 1
-        x = nodes.odds
+    def _learn_depths(self, nodes: Nodes, at: IntArray, error: Floats, curvature: Floats, used: BoolArray) -> None:
+        """One Newton step of the (w, b) of every class and depth, and of every rank. at [M]: whose they are."""
+        x, cells = nodes.odds, CLASSES * DEPTHS
 
         def summed(values: Floats) -> Floats:
-            return np.asarray(np.bincount(at, values, DEPTHS), dtype=np.float64)
+            return np.asarray(np.bincount(at, values, cells), dtype=np.float64)
 
         hessian = np.stack([summed(curvature * x * x), summed(curvature * x), summed(curvature * x), summed(curvature)])
-        kept = np.maximum(KEEP ** np.bincount(at, used, DEPTHS), KEEP_STEP)
-        self._information = kept[:, None, None] * self._information + hessian.T.reshape(DEPTHS, 2, 2)
+        kept = np.maximum(KEEP ** np.bincount(at, used, cells), KEEP_STEP)
+        self._information = kept[:, None, None] * self._information + hessian.T.reshape(cells, 2, 2)
         prior = np.eye(2) * PRIOR_LABELS
-        pull = PRIOR_LABELS * (1 - kept)[:, None] * (self.prior - self.weights)
+        pull = PRIOR_LABELS * (1 - kept)[:, None] * (np.tile(self.prior, (CLASSES, 1)) - self.weights)
         gradient = np.stack([summed(error * x), summed(error)], axis=1) + pull
         self.weights += np.linalg.solve(self._information + prior, gradient[..., None])[..., 0]
         if nodes.rank.any():
@@ -155,10 +156,15 @@ class AcceptanceModel:
 
     def _learn_hopes(self, nodes: Nodes, chance: Floats, classes: IntArray, shared: BoolArray) -> None:
         first = (nodes.rank == 0) & shared[nodes.owner]
-        cell = classes[nodes.owner][first] * DEPTHS + np.minimum(nodes.depth[first], DEPTHS) - 1
+        cell = _cells(nodes, classes)[first]
         new = np.stack([np.bincount(cell, weight, CLASSES * DEPTHS) for weight in (chance[first], np.ones(len(cell)))])
         kept = np.maximum(KEEP_SHIFT ** new[1], KEEP_STEP)
         self._seen = (kept * self._seen.reshape(2, -1) + new).reshape(2, CLASSES, DEPTHS)
         sums, counts = self._seen.sum(axis=1)
         everyone = (sums + PRIOR_LABELS * self.prior_mean) / (counts + PRIOR_LABELS)
         self.hoped = (self._seen[0] + PRIOR_LABELS * everyone) / (self._seen[1] + PRIOR_LABELS)
+
+
+def _cells(nodes: Nodes, classes: IntArray) -> IntArray:
+    """[M]: class and depth of each node as one index."""
+    return np.asarray(classes[nodes.owner] * DEPTHS + np.minimum(nodes.depth, DEPTHS) - 1)

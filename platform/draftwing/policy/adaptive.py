@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,6 +39,7 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
+MOSTLY_DECODING = 1.15  # times its time without prompts: a longer step says little of decoding's own rate
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ class AdaptivePolicy:
 
     def price(self, inputs: PlanInputs) -> tuple[float, float]:
         """Tokens per ms, and the steps that this stands on."""
-        return self.rates.price(len(inputs), self.costs.plain_ms(inputs))
+        return self.rates.price(len(inputs), self.costs.plain_ms(without_prompts(inputs)))
 
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
@@ -160,8 +162,9 @@ class AdaptivePolicy:
         if choice is None or len(choice.admitted.nodes) == len(choice.nodes):
             return None
         kept, starts = choice.admitted.nodes, choice.nodes.starts
-        owned = np.split(kept, np.searchsorted(kept, starts[1:-1]))
-        return [mine - start for mine, start in zip(owned, starts[:-1].tolist(), strict=True)]
+        own = kept - starts[choice.nodes.owner[kept]]
+        bounds = np.searchsorted(kept, starts).tolist()
+        return [own[first:end] for first, end in pairwise(bounds)]
 
     def choose(self, inputs: PlanInputs, plan: StepPlan, drafts: Seq[DraftTree]) -> Choice | None:
         """None where there are no nodes."""
@@ -230,7 +233,9 @@ class AdaptivePolicy:
         self.steps += 1
         if batch:
             self.context = int(inputs.contexts.mean())
-            self.rates.learn(batch, tokens, result.step_ms, plain_ms)
+            alone_ms = self.costs.plain_ms(without_prompts(inputs))
+            if plain_ms < MOSTLY_DECODING * alone_ms:
+                self.rates.learn(batch, tokens, result.step_ms - (plain_ms - alone_ms), alone_ms)
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)
 
@@ -242,6 +247,11 @@ class AdaptivePolicy:
         gain = hoped - self.price(inputs)[0] * (ms - float(self.costs.step_ms(inputs, 0)[0]))
         self.worth = KEEP_WORTH * self.worth + (1 - KEEP_WORTH) * gain / max(int(result.levels[0].sum()), 1)
         return gain
+
+
+def without_prompts(inputs: PlanInputs) -> PlanInputs:
+    """The same step, but for its prompt rows: their time is nothing that drafting could save."""
+    return replace(inputs, prefill_rows=0, prefill_context=0) if inputs.prefill_rows else inputs
 
 
 class _Stop:

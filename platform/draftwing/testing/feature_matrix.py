@@ -29,6 +29,7 @@ from draftwing.policy.profile import Profile
 from draftwing.testing.drafters import OracleDrafter
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
+from draftwing.testing.naive_sampling import noise, processed
 from draftwing.testing.pairwise import Row, pairwise
 from draftwing.testing.plain_loop import PlainOutput, PlainTarget, plain_decode
 from draftwing.testing.run_engine import Received, assert_idle, make_engine
@@ -264,7 +265,7 @@ def serve(cell: Cell, seed: int, world: World) -> Run | None:
     """One run, compared with the plain loop. None: plain decoding has no such request at this seed."""
     run = Run(cell, seed, world)
     main = _main_request(run)
-    if main is None:
+    if main is None or (cell.penalties and not _penalised(world, main)):
         return None
     choices = [replace(main, id=f"{MAIN}{choice}", choice=choice) for choice in range(cell.n)]
     run.requests = [*choices, *_company(run, main)]
@@ -308,7 +309,9 @@ def _main_request(run: Run) -> Request | None:
         logit_bias=run.world.favour_end(cell, run.seed),
     )
     if cell.penalties:
-        params = replace(params, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
+        # Half of the runs reward what was said before: text that repeats is easy to draft.
+        sign = -1 if run.seed % 2 else 1
+        params = replace(params, repetition_penalty=1.1, frequency_penalty=sign * 0.4, presence_penalty=sign * 2.0)
     if cell.logit_bias:
         bias = {int(t): 1.5 for t in draw.integers(3, run.world.vocab, 5)}
         params = replace(params, logit_bias={**params.logit_bias, **bias})
@@ -445,3 +448,17 @@ def _witness(run: Run, engine: Engine) -> None:
             for at in range(len(plain.tokens))
             for logits in [run.world.plain.logits_after([*first.prompt_ids, *plain.tokens[:at]])]
         )
+
+
+def _penalised(world: World, request: Request) -> bool:
+    """Whether some token of the output is what it is because the one before it, most often a drafted one, counts."""
+    params, prompt, output = request.params, list(request.prompt_ids), oracle(world, request).tokens
+    for at in range(1, len(output)):
+        logits = world.plain.logits_after([*prompt, *output[:at]])
+        scores = [processed(logits, params, prompt, output[:seen]) for seen in (at - 1, at)]
+        if params.temperature > 0 and params.top_k != 1:
+            drawn = noise(params.seed, request.choice, len(prompt) + at, len(logits))
+            scores = [values + drawn for values in scores]
+        if scores[0].argmax() != scores[1].argmax():
+            return True
+    return False

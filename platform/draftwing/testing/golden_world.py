@@ -1,11 +1,11 @@
-"""The golden targets and the heads that were trained for them, as a world of the feature matrix.
+"""The golden targets as worlds of the feature matrix, with heads that were trained for them or methods without one.
 
-A cell's `drafter` is the golden case that holds the head; the engine is built from a config, as any user's.
+The engine is built from a config, as any user's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -46,7 +46,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "dflash2": {"method": "dflash2"},
     "dspark_vanilla": {"method": "dspark"},
 }
-FACTORS_HERE = {**FACTORS, "drafter": tuple(HEADS), "ties": (False,)}
+TARGETS = ("hf_greedy_llama8", "hf_greedy_qwen3_8", "hf_greedy_gemma3_6", "hf_greedy_mixtral3")
+FACTORS_HERE = {**FACTORS, "ties": (False,)}
 SHAPES = {False: "1x1x1x1", True: "3x2x1x1"}
 
 
@@ -55,9 +56,9 @@ def golden_sensible(row: Row) -> bool:
     return sensible(row) and not (row["min_tokens"] and row["ending"] == "length" and row["temperature"] < 0.1)
 
 
-def golden_cells() -> list[Cell]:
-    """Cells in which every two values meet."""
-    return [Cell(**row) for row in pairwise(FACTORS_HERE, golden_sensible)]
+def golden_cells(drafters: Sequence[str]) -> list[Cell]:
+    """Cells in which every two values meet. drafters: golden cases with heads, or methods."""
+    return [Cell(**row) for row in pairwise({**FACTORS_HERE, "drafter": tuple(drafters)}, golden_sensible)]
 
 
 class Remembered:
@@ -84,25 +85,21 @@ def _target(folder: Path) -> tuple[LoadedTarget, PlainTarget]:
 
 
 class GoldenWorld:
-    """goldens: the folder of the cases. The seed chooses prompts and noise; the weights are what they are."""
+    """target: folder of a golden target, whose weights are what they are. drafter: of the config."""
 
-    def __init__(self, goldens: Path, cell: Cell, seed: int) -> None:
-        self._case = Case(goldens / cell.drafter)
-        folder = self._case.part("target")
-        assert folder is not None, f"{cell.drafter} has no target"
-        self._folder = folder
-        self._loaded, self.plain = _target(folder)
+    def __init__(self, target: Path, drafter: dict[str, Any]) -> None:
+        self._folder, self._drafter = target, drafter
+        self._loaded, self.plain = _target(target)
         self.vocab = self._loaded.vocab_size
 
     def favour_end(self, cell: Cell, seed: int) -> dict[int, float]:
         return {EOS: float(2 + seed % 8)} if needs_end(cell) else {}
 
     def engine(self, run: Run, blocks: int) -> Engine:
-        head = {"path": str(self._case.part("drafter")), **HEADS[run.cell.drafter]}
         config = Config.model_validate(
             {
                 "model": {"path": str(self._folder), "compile": False},
-                "drafters": [head],
+                "drafters": [self._drafter],
                 "policy": {"mode": f"fixed:tree={SHAPES[run.cell.tree]}"},
                 "limits": {"prefill_chunk": 7, "sequences": 16, "queue": 64, "batch_tokens": 512, "context": 128},
                 "cache": {"tokens": blocks * BLOCK_TOKENS, "block_tokens": BLOCK_TOKENS},
@@ -112,3 +109,26 @@ class GoldenWorld:
         engine = engine_for(config, replace(self._loaded, model=deepcopy(self._loaded.model)))
         engine.admission.decoder = Letters()
         return adapting(engine, run.cell)
+
+
+def with_head(goldens: Path) -> Callable[[Cell, int], GoldenWorld]:
+    """Worlds of cells whose `drafter` is a case of HEADS: that head and its target. goldens: folder of the cases."""
+
+    def world(cell: Cell, seed: int) -> GoldenWorld:
+        case = Case(goldens / cell.drafter)
+        target = case.part("target")
+        assert target is not None, f"{cell.drafter} has no target"
+        return GoldenWorld(target, {"path": str(case.part("drafter")), **HEADS[cell.drafter]})
+
+    return world
+
+
+def without_head(target: Path, small: Path) -> Callable[[Cell, int], GoldenWorld]:
+    """Worlds of cells whose `drafter` is a method. small: the model of `draft_model`."""
+
+    def world(cell: Cell, seed: int) -> GoldenWorld:
+        return GoldenWorld(
+            target, {"method": cell.drafter, **({"path": str(small)} if cell.drafter == "draft_model" else {})}
+        )
+
+    return world

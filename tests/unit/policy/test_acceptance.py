@@ -5,6 +5,7 @@ import pytest
 
 from draftwing.core import DraftTree, IntArray
 from draftwing.policy.acceptance import DEPTHS, AcceptanceModel
+from draftwing.policy.base import CLASSES
 from draftwing.policy.nodes import Nodes, log_odds, ranks, side_by_side
 
 GREEDY = np.zeros(1, dtype=np.int64)
@@ -52,7 +53,7 @@ def test_depths_never_reached_keep_the_prior() -> None:
     rng, model = np.random.default_rng(2), AcceptanceModel()
     for _ in range(500):
         step(model, rng, (1.0, -20.0))
-    assert np.array_equal(model.weights[4:], model.prior[4:])
+    assert np.array_equal(model.weights[4:], np.tile(model.prior, (CLASSES, 1))[4:])
     assert chance(model, 1, 0.0) < 0.05
     assert model.undrafted(1, 2, GREEDY, ["new"]).shape == (1, 2)
     assert (model.undrafted(5, DEPTHS, GREEDY, ["new"]) == 0.5).all()
@@ -71,7 +72,7 @@ def test_distorted_requests_move_nothing_shared() -> None:
     rng, model = np.random.default_rng(3), AcceptanceModel()
     for _ in range(200):
         step(model, rng, (1.0, -20.0), shared=False)
-    assert np.array_equal(model.weights, model.prior)
+    assert np.array_equal(model.weights, np.tile(model.prior, (CLASSES, 1)))
     assert all(shift.value == 0 for shift in model.classes)
     assert (model.hoped == 0.5).all()
     assert not model.requests
@@ -81,7 +82,7 @@ def test_unlabelled_nodes_say_nothing() -> None:
     model, zeros = AcceptanceModel(), np.zeros(3, dtype=np.int64)
     nothing = np.zeros(3, dtype=np.bool_)
     model.learn(nodes_of(zeros + 1, np.ones(3)), nothing, nothing, GREEDY, ["r"], np.array([True]))
-    assert np.array_equal(model.weights, model.prior)
+    assert np.array_equal(model.weights, np.tile(model.prior, (CLASSES, 1)))
     assert not model.requests
 
 
@@ -118,3 +119,17 @@ def test_drafts_side_by_side() -> None:
     assert nodes.starts.tolist() == [0, 4, 4, 6]
     assert nodes.odds[[0, 4, 5]].tolist() == [0.0, 0.0, 0.0]
     assert len(side_by_side([DraftTree.empty()] * 2)) == 0
+
+
+def test_classes_learn_how_much_a_confidence_tells() -> None:
+    rng, model = np.random.default_rng(5), AcceptanceModel()
+    depth, owner = np.ones(2, dtype=np.int64), np.arange(2)
+    for _ in range(800):
+        odds = rng.normal(0, 2, 2)
+        nodes = Nodes(depth, np.zeros_like(depth), odds, owner, depth - 2, np.arange(3))
+        truth = 1 / (1 + np.exp(-np.array([odds[0], 1.0])))  # the second class accepts alike, however sure the drafter
+        labelled, shared = np.ones(2, dtype=np.bool_), np.ones(2, dtype=np.bool_)
+        model.learn(nodes, rng.random(2) < truth, labelled, np.array([0, 1]), ("a", "b"), shared)
+    slopes = model.weights[[0, DEPTHS], 0]
+    assert slopes[0] == pytest.approx(1.0, abs=0.35)
+    assert slopes[1] == pytest.approx(0.0, abs=0.2)
