@@ -389,9 +389,10 @@ def _queue_frontier(draft: Growing, before: IntArray) -> None:
     """The newest nodes are to be run next, each paired with what its parent gave out. before [M]: the old frontier."""
     growth = draft.growth
     parents = growth.parents(growth.frontier)
-    row = np.searchsorted(before, parents, sorter=np.argsort(before))
-    row = np.argsort(before)[row]
+    order = np.argsort(before)
+    row = order[np.searchsorted(before, parents, sorter=order)] if len(before) > 1 else np.zeros_like(parents)
     base = len(draft.run_tokens) - len(before) if growth.paths.shape[1] > 1 else len(draft.run_tokens) - 1
     above = base + row
-    hidden = draft.hidden[torch.from_numpy(row).to(draft.hidden.device)]
+    one = len(before) == len(row) == 1
+    hidden = draft.hidden if one else draft.hidden[torch.from_numpy(row).to(draft.hidden.device)]
     draft.add_run(growth.paths[:, -1], above, hidden)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -161,8 +162,9 @@ class AdaptivePolicy:
         if choice is None or len(choice.admitted.nodes) == len(choice.nodes):
             return None
         kept, starts = choice.admitted.nodes, choice.nodes.starts
-        owned = np.split(kept, np.searchsorted(kept, starts[1:-1]))
-        return [mine - start for mine, start in zip(owned, starts[:-1].tolist(), strict=True)]
+        own = kept - starts[choice.nodes.owner[kept]]
+        bounds = np.searchsorted(kept, starts).tolist()
+        return [own[first:end] for first, end in pairwise(bounds)]
 
     def choose(self, inputs: PlanInputs, plan: StepPlan, drafts: Seq[DraftTree]) -> Choice | None:
         """None where there are no nodes."""

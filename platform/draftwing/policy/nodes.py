@@ -65,10 +65,8 @@ def side_by_side(drafts: Seq[DraftTree]) -> Nodes:
     filled = [draft for draft in drafts if len(draft)]
     empty = np.empty(0, dtype=np.int64)
     own = np.concatenate([draft.parents for draft in filled]) if filled else empty
-    if any(draft.confidences is not None for draft in filled):
-        odds = np.concatenate([log_odds(draft.confidences, len(draft)) for draft in filled])
-    else:
-        odds = np.zeros(len(owner))
+    known = [np.full(len(d), 0.5) if d.confidences is None else d.confidences for d in filled]
+    odds = log_odds(np.concatenate(known) if known else None, 0)
     begin = starts[owner]
     place = np.arange(len(owner)) - begin
     parents = np.where(own < 0, -1, own + begin)
