@@ -7,7 +7,7 @@ before any policy was tuned: every rule's constants are searched on the training
 and it has served that day before the held-out one, which has other prompts, loads, lengths and seeds. Fixed settings
 are not chosen beforehand: the best of all of them in each phase, and the best single one, stand for them.
 
-usage: python -m benchmarks.replay_day [--json] [--costs FILE|FOLDER] [--trials 16] [--data FOLDER]
+usage: python -m benchmarks.replay_day [--json] [--costs FILE|FOLDER] [--trials 8] [--data FOLDER] [--no-loops]
 Exit code 1: `adaptive` is, on any curve, below 0.98x the best fixed setting of a phase, below the best single fixed
 setting or 0.995x any other rule over the day, or over all curves (geometric mean) below 1.10x the best single fixed
 setting or any other rule.
@@ -43,6 +43,7 @@ from draftwing.policy.curves import read_curves
 from draftwing.policy.modes import FixedPolicy, OffPolicy
 from draftwing.policy.profile import Profile
 from draftwing.policy.table import TablePolicy
+from draftwing.testing.loops import loops
 from draftwing_tuner.replay import ReplayDrafter, largest_shape
 from draftwing_tuner.simulate import Closed, Simulation, asks, drive
 from draftwing_tuner.trace import Trace, read_trace
@@ -79,8 +80,10 @@ class Day:
     phases: list[Phase]
 
 
-def read_day(folder: Path, name: str) -> Day:
+def read_day(folder: Path, name: str, *, looping: bool = True) -> Day:
+    """looping False: without the answers that repeat themselves to their end, on which drafts look better."""
     trace = read_trace(folder / name)
+    answers = [one for one in trace.requests if looping or not loops(one.output)]
     plan = json.loads((DATA / "phases.json").read_text())["days"][name]
     draw = random.Random(plan["seed"])
     phases = []
@@ -89,7 +92,7 @@ def read_day(folder: Path, name: str) -> Day:
         kinds, shares = zip(*entry["kinds"].items(), strict=True)
         requests = []
         for kind in draw.choices(kinds, shares, k=entry["requests"]):
-            answer = draw.choice([one for one in trace.requests if one.kind == kind])
+            answer = draw.choice([one for one in answers if one.kind == kind])
             requests.append(asks(answer, number, draw.randint(*plan["lengths"])))
             number += 1
         phases.append(Phase(entry["name"], entry["concurrency"], requests))
@@ -262,14 +265,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--costs", type=Path, default=COSTS, help="a cost curve, or a folder of them")
-    parser.add_argument("--trials", type=int, default=16, help="Optuna trials for each rule and curve")
+    parser.add_argument("--trials", type=int, default=8, help="Optuna trials for each rule and curve")
     parser.add_argument("--data", type=Path, default=DATA, help="a folder with the traces train and held_out")
+    parser.add_argument("--no-loops", action="store_true", help="without the answers that repeat themselves")
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     paths = sorted(args.costs.glob("*.json")) if args.costs.is_dir() else [args.costs]
     if not paths:
         parser.error(f"--costs {args.costs} holds no .json file")
-    days = {name: read_day(args.data, name) for name in ("train", "held_out")}
+    days = {name: read_day(args.data, name, looping=not args.no_loops) for name in ("train", "held_out")}
     curves = [judge(path, days, args.trials, lambda line: print(line, file=sys.stderr, flush=True)) for path in paths]
     means, found = together(curves)
     found += [f"{curve['name']}: {line}" for curve in curves for line in curve["missed"]]

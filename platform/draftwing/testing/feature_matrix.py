@@ -265,7 +265,10 @@ def serve(cell: Cell, seed: int, world: World) -> Run | None:
     """One run, compared with the plain loop. None: plain decoding has no such request at this seed."""
     run = Run(cell, seed, world)
     main = _main_request(run)
-    if main is None or (cell.penalties and not _penalised(world, main)):
+    if main is None:
+        return None
+    # Together with min_tokens, which few texts allow, it would be too rare to look for.
+    if cell.penalties and not cell.min_tokens and not _penalised(world, main):
         return None
     choices = [replace(main, id=f"{MAIN}{choice}", choice=choice) for choice in range(cell.n)]
     run.requests = [*choices, *_company(run, main)]
