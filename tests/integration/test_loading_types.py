@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwing.checkpoints import hf
 from draftwing.checkpoints.supported import VERIFIED
+from draftwing.core import IntArray
 from draftwing.engine import attention
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.engine.runner import ModelRunner, probe_layers
@@ -54,6 +55,22 @@ def pair(kind: str) -> tuple[Any, Any, Any]:
     return config, eager, ours
 
 
+def rounding(eager: Any, tokens: IntArray, expected: torch.Tensor) -> torch.Tensor:
+    """[rows]: how far a row's logits move when each weight is rounded another way, by half a unit in the last place.
+
+    Some rows of a random model are that sensitive, and then the order in which a CPU adds decides as much.
+    """
+    moved = []
+    for seed in range(3):
+        other, draw = copy.deepcopy(eager), torch.Generator().manual_seed(seed)
+        with torch.inference_mode():
+            for weight in other.parameters():
+                weight.mul_(1 + 2**-24 * torch.randn(weight.shape, generator=draw))
+            logits = other(torch.from_numpy(tokens)[None], use_cache=False).logits[0]
+        moved.append((logits - expected).abs().amax(1))
+    return torch.stack(moved).amax(0)
+
+
 @pytest.mark.parametrize("kind", VERIFIED)
 def test_same_logits_as_eager(kind: str) -> None:
     hf.quiet()
@@ -73,4 +90,5 @@ def test_same_logits_as_eager(kind: str) -> None:
     found = torch.cat([runner.forward([rows(0, 23)]), runner.forward([rows(23, 39)]), runner.forward([rows(39, 40)])])
     assert len(layers) == config.num_hidden_layers
     assert expected.abs().max() > 0.1
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+    allowed = rounding(eager, tokens, expected).clamp(min=1e-5 * max(1.0, float(expected.abs().max())))
+    assert ((found - expected).abs().amax(1) <= allowed).all()
