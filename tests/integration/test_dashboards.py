@@ -24,7 +24,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`draftwing serve` with a tiny model; gives its host:port."""
     model, port = make_model(tmp_path_factory.mktemp("model") / "tiny"), free_port()
     process = serve_command(
-        "--model", str(model), "--port", str(port), "--drafter", "ngram", "--set", "cache.tokens=4096", "--json"
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--drafter",
+        "ngram",
+        "--policy",
+        "adaptive",
+        "--set",
+        "cache.tokens=4096",
+        "--json",
     )
     try:
         assert process.stdout is not None
@@ -75,7 +85,7 @@ def test_every_panel_shows_data(server: str, prometheus: str) -> None:
         return not seen[-1]
 
     try:
-        eventually(fine, within_s=60)
+        eventually(fine, within_s=120)
     except AssertionError:
         pytest.fail("\n".join(seen[-1]))
 
