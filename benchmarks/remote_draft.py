@@ -21,8 +21,9 @@ import numpy as np
 from draftwing.core import DraftShape, Request, SamplingParams, StepPlan
 from draftwing.drafters.base import Accepted, DrafterTraits, NullController, TargetInfo
 from draftwing.drafters.ngram import NgramDrafter
+from draftwing.engine.sequence import Tracked
 from draftwing.parallel.channel import ChannelServer
-from draftwing.parallel.draft_server import DraftServer, Mirror
+from draftwing.parallel.draft_server import DraftServer
 from draftwing.parallel.endpoint import Endpoint
 from draftwing.parallel.remote_drafter import RemoteDrafter, RemoteOptions
 
@@ -49,7 +50,7 @@ def measure(endpoint: Endpoint, batch: int, rounds: int) -> tuple[float, float, 
     sequences = []
     for i in range(batch):
         tokens = draw.integers(0, 50, PROMPT).tolist()  # few different tokens, so that lookups hit
-        sequences.append(Mirror(Request(f"{batch}-{i}", tokens, params), list(tokens), f"{batch}-{i}", 0))
+        sequences.append(Tracked(Request(f"{batch}-{i}", tokens, params), list(tokens)))
     plan = StepPlan("lookup", (DraftShape((1,) * 4, 4),) * batch)
     ways, drafting = [], []
     for number in range(rounds + WARM_UP):

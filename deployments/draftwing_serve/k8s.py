@@ -71,12 +71,6 @@ def serve_config(config: Config) -> dict[str, Any]:
     }
 
 
-def ranks(config: Config) -> int:
-    """Ranks of all target replicas."""
-    sizes = config.parallel
-    return max(sizes.tensor, sizes.expert) * sizes.pipeline * config.server.replicas
-
-
 def ray_service(config: Config, pod: PodShape) -> dict[str, Any]:
     """The patch of an overlay: `serveConfigV2` and the group of workers that its ranks need.
 
@@ -97,7 +91,7 @@ def ray_service(config: Config, pod: PodShape) -> dict[str, Any]:
 
 def _group(config: Config, pod: PodShape) -> dict[str, Any]:
     on_gpu = config.model.device != "cpu"
-    per_replica = ranks(config) // config.server.replicas
+    per_replica = config.parallel.ranks
     gpus = min(pod.gpus, per_replica) if on_gpu else 0
     hosts = math.ceil(per_replica / gpus) if gpus else 1
     if gpus and per_replica % gpus:

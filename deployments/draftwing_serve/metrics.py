@@ -215,18 +215,17 @@ class EngineTotals(Collector):
             name: GaugeMetricFamily(f"draftwing_policy_{name}", text, labels=["replica"])
             for name, text, _ in POLICY_GAUGES
         }
+        generation = GaugeMetricFamily(
+            "draftwing_policy_generation", "Profiles taken while serving.", labels=["replica"]
+        )
         for index, stats in enumerate(self._live.values()):
+            generation.add_metric([str(index)], stats.policy_generation)
             if (policy := stats.policy) is None:
                 continue
             info.add_metric([str(index), policy.mode, policy.drafter, policy.profile], 1)
             for name, _, attribute in POLICY_GAUGES:
                 if (value := getattr(policy, attribute)) is not None:
                     families[name].add_metric([str(index)], float(value))
-        generation = GaugeMetricFamily(
-            "draftwing_policy_generation", "Profiles taken while serving.", labels=["replica"]
-        )
-        for index, stats in enumerate(self._live.values()):
-            generation.add_metric([str(index)], stats.policy_generation)
         yield info
         yield generation
         yield from families.values()

@@ -42,6 +42,22 @@ class Slow(NgramDrafter):
         return super().propose(sequences, plan, controller, base)
 
 
+class Counting(NgramDrafter):
+    """asked: drafts that somebody wanted. slow_for: calls that take longer than any deadline here."""
+
+    def __init__(self, slow_for: int = 0) -> None:
+        super().__init__()
+        self.asked, self.calls, self.slow_for = 0, 0, slow_for
+
+    def propose(
+        self, sequences: Seq[SequenceView], plan: StepPlan, controller: Controller, base: Any = None
+    ) -> list[DraftTree]:
+        self.asked += len(sequences)
+        self.calls += 1
+        time.sleep(0.3 if self.calls <= self.slow_for else 0)
+        return super().propose(sequences, plan, controller, base)
+
+
 class Raising(NgramDrafter):
     def propose(
         self, sequences: Seq[SequenceView], plan: StepPlan, controller: Controller, base: Any = None
@@ -156,6 +172,86 @@ def test_two_lanes_take_turns_and_find_their_drafts(remote: Make) -> None:
         assert tokens_of(run_to_end(engine, requests(5))) == plain(wanted)
     assert engine.counters.accepted_tokens > 20
     assert max(batches) == 3  # of five
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_next_draft_is_asked_for_when_tokens_are_committed(remote: Make, ahead: bool) -> None:
+    counting = Counting()
+    with served(counting) as (endpoint, _):
+        drafter = remote([endpoint], RemoteOptions(deadline_s=10.0, ahead=ahead))
+        engine = engine_with(drafter)
+        engine.add(requests(1)[0])
+        for _ in range(6):
+            engine.step()
+        used = drafter.counts.rounds
+        assert used > 3
+        if ahead:
+            eventually(lambda: counting.asked == used + 1, within_s=10)
+        else:
+            time.sleep(0.1)
+            assert counting.asked == used
+
+
+def test_rows_of_an_accepted_chain_are_not_run_again(remote: Make) -> None:
+    """The drafter is told which of its nodes were accepted, as it would be beside the target."""
+    caught_up = []
+    for elsewhere in (False, True):
+        model = MockDraftModel(MockTarget(BEHAVIOUR, slots=BLOCKS * BLOCK_TOKENS))
+        if elsewhere:
+            with served(model) as (endpoint, _):
+                engine = engine_with(remote([endpoint], traits=model.traits))
+                run_to_end(engine, requests(2))
+        else:
+            model.reserve(BLOCKS, BLOCK_TOKENS)
+            engine = engine_with(model)
+            run_to_end(engine, requests(2))
+        assert engine.counters.accepted_tokens > 20
+        caught_up.append(model.caught_up)
+    assert caught_up[0] == caught_up[1]
+
+
+def test_a_drafter_that_is_in_time_again_is_waited_for_again(remote: Make) -> None:
+    with served(Counting(slow_for=4)) as (endpoint, _):
+        drafter = remote([endpoint], RemoteOptions(deadline_s=0.15))
+        engine = engine_with(drafter)
+        engine.add(Request("long", [3, 1, 2], SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)))
+        while engine.busy and not engine.counters.drafts:
+            engine.step()
+            time.sleep(0.02)
+        assert drafter.counts.late >= 2
+        assert engine.counters.drafts == 1
+        before = drafter.counts.late
+        for _ in range(20):
+            engine.step()
+        assert engine.counters.drafts > 2
+        assert drafter.counts.late == before
+
+
+def test_a_target_that_has_gone_is_forgotten(remote: Make) -> None:
+    with served(NgramDrafter()) as (endpoint, server):
+        drafter = remote([endpoint])
+        engine = engine_with(drafter)
+        for request in requests(2):
+            engine.add(request)
+        for _ in range(4):
+            engine.step()
+        eventually(lambda: len(server._mirrors) == 2, within_s=10)
+        drafter.close()
+        eventually(lambda: not server._mirrors, within_s=30)
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_lanes_go_on_in_turns(lanes: int) -> None:
+    engine = engine_with(None, lanes=lanes)
+    received = {request.id: Received() for request in requests(6)}
+    for request in requests(6):
+        engine.add(request)
+    for _ in range(10 + 4 * lanes):
+        for emission in engine.step():
+            received[emission.request_id].take(emission)
+    counts = [len(each.tokens) for each in received.values()]
+    assert min(counts) >= 4
+    assert max(counts) - min(counts) <= 10
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])

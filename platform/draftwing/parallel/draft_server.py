@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
 import numpy as np
 
-from draftwing.core import DraftShape, DraftTree, IntArray, Request, SamplingParams, StepPlan
+from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Accepted, Drafter, NullController
 from draftwing.drafters.tree import children
 from draftwing.drafters.validate import checked
 from draftwing.engine.kv_cache import BlockPool
+from draftwing.engine.sequence import Tracked
 from draftwing.parallel.channel import ChannelServer, ClientId
 from draftwing.parallel.messages import (
+    Beat,
     Committed,
     DraftsMade,
     DraftWork,
@@ -36,35 +38,15 @@ from draftwing.parallel.messages import (
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
+BEAT_S = 2.0  # sending is how a target that has gone is noticed: it asks for nothing any more
 
 
 @dataclass(slots=True, eq=False)
-class Mirror:
-    """A target's sequence as the drafter sees it (`SequenceView`), in blocks of the drafter's own pool."""
+class Mirror(Tracked):
+    """A target's sequence, in blocks of the drafter's own pool. epoch: commits that it was told. draft: the latest."""
 
-    request: Request
-    tokens: list[int]
-    id: str
     epoch: int
-    table: list[int] = field(default_factory=list)
-    chain: list[bytes] = field(default_factory=list)
     draft: DraftTree = field(default_factory=DraftTree.empty)
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def choice(self) -> int:
-        return self.request.choice
-
-    @property
-    def salt(self) -> str:
-        return self.request.salt
 
 
 class DraftServer:
@@ -79,6 +61,8 @@ class DraftServer:
         self._pool = pool
         self._vocab_size = vocab_size
         self._mirrors: dict[str, Mirror] = {}  # by client and the client's id
+        self._clients: set[ClientId] = set()
+        self._next_beat = 0.0
         self._stopped = False
         self._started = monotonic()
         self.failures = 0
@@ -95,6 +79,7 @@ class DraftServer:
         """Apply what has arrived, waiting for something up to wait_s, then draft what is still wanted."""
         asked: dict[ClientId, dict[str, Wanted]] = {}
         for client, message in self._channel.receive(wait_s):
+            self._clients.add(client)
             match message:
                 case DraftWork():
                     wanted = asked.setdefault(client, {})
@@ -109,8 +94,19 @@ class DraftServer:
                 case _:
                     log.warning("a target sent a %s, which is none of a drafter's business", type(message).__name__)
         for client, wanted in asked.items():
-            if wanted and self._channel.send(client, self._made(client, wanted)) == "gone":
-                self._forget_client(client)
+            if wanted:
+                self._channel.send(client, self._made(client, wanted))
+        self._beat()
+
+    def _beat(self) -> None:
+        """Targets that are no more are forgotten, with all that was kept for them."""
+        if (now := monotonic()) < self._next_beat:
+            return
+        self._next_beat = now + BEAT_S
+        for client in [each for each in self._clients if self._channel.send(each, Beat()) == "gone"]:
+            self._clients.remove(client)
+            for mirror in [each for key, each in self._mirrors.items() if key.startswith(_key(client, ""))]:
+                self._close(mirror)
 
     def _apply(self, client: ClientId, work: DraftWork) -> None:
         for opened in work.opened:
@@ -130,7 +126,7 @@ class DraftServer:
         if (old := self._mirrors.get(key)) is not None:
             self._close(old)
         tokens = [*opened.request.prompt_ids, *opened.request.generated_ids]
-        mirror = self._mirrors[key] = Mirror(opened.request, tokens, key, opened.epoch)
+        mirror = self._mirrors[key] = Mirror(replace(opened.request, id=key), tokens, opened.epoch)
         self._safely("prefill", lambda: self._drafter.prefill([mirror]))
 
     def _grow(self, mirror: Mirror, committed: Committed) -> None:
@@ -146,10 +142,6 @@ class DraftServer:
         self._safely("release", lambda: self._drafter.release(mirror))
         if self._pool is not None:
             self._pool.release(mirror.table)
-
-    def _forget_client(self, client: ClientId) -> None:
-        for mirror in [each for key, each in self._mirrors.items() if key.startswith(_key(client, ""))]:
-            self._close(mirror)
 
     def _made(self, client: ClientId, wanted: dict[str, Wanted]) -> DraftsMade:
         """Drafts for those that are as the target believes; the others are unknown."""

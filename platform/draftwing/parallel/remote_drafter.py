@@ -19,17 +19,7 @@ import zmq
 
 from draftwing.config_models import Config
 from draftwing.core import NO_DRAFT, DraftShape, DraftTree, Request, StepPlan
-from draftwing.drafters.base import (
-    ALONE,
-    Accepted,
-    CheckpointReader,
-    Controller,
-    DrafterTraits,
-    FeatureRows,
-    Mesh,
-    SequenceView,
-    TargetInfo,
-)
+from draftwing.drafters.base import Accepted, Controller, DrafterTraits, FeatureRows, SequenceView, TokenDrafter
 from draftwing.drafters.registry import check_drafter
 from draftwing.drafters.tree import kept
 from draftwing.parallel import wire
@@ -113,11 +103,11 @@ class RemoteOptions:
     patience: int = 2
 
 
-class RemoteDrafter:
+class RemoteDrafter(TokenDrafter):
     """Token drafters behind `endpoints`; a sequence stays with the one that its id falls to."""
 
     def __init__(self, traits: DrafterTraits, options: RemoteOptions, endpoints: Seq[Endpoint] = ()) -> None:
-        self._traits = DrafterTraits(
+        self.traits = DrafterTraits(
             max_depth=traits.max_depth, trees=traits.trees, confidence=traits.confidence, stateful_across_requests=True
         )
         self._options = options
@@ -127,23 +117,10 @@ class RemoteDrafter:
         self._next: list[Endpoint] | None = list(endpoints)
         self.counts = RemoteCounts()
 
-    @property
-    def traits(self) -> DrafterTraits:
-        return self._traits
-
     def connect(self, endpoints: Seq[Endpoint]) -> None:
         """These are the drafters from the next step on. From any thread."""
         with self._lock:
             self._next = list(endpoints)
-
-    def bind(self, target: TargetInfo, checkpoint: CheckpointReader | None = None, mesh: Mesh = ALONE) -> None:
-        pass
-
-    def reserve(self, blocks: int, block_tokens: int) -> None:
-        pass
-
-    def prefill(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None = None) -> None:
-        pass
 
     def propose(
         self,

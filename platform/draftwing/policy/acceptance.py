@@ -99,14 +99,17 @@ class AcceptanceModel:
         classes: IntArray,
         requests: Seq[str],
         shared: BoolArray,
-    ) -> None:
-        """labelled [M]: the node was verified and its parent accepted; others say nothing but what was drafted.
+    ) -> Floats:
+        """[M]: the chances that it had given the nodes, before it learned from them.
+
+        labelled [M]: the node was verified and its parent accepted; others say nothing but what was drafted.
 
         shared [B]: False for requests whose processors distort acceptance; they move their own shift alone.
         """
-        if not len(nodes):
-            return
         chance = self.chance(nodes, classes, requests)
+        if not len(nodes):
+            return chance
+        at = _cells(nodes, classes)
         error = np.where(labelled, accepted - chance, 0.0)
         curvature = np.where(labelled, chance * (1 - chance), 0.0)
         batch = len(requests)
@@ -121,9 +124,9 @@ class AcceptanceModel:
             sums = (float(column[mine].sum()) for column in (gradients, bent, labels))
             self.classes[c].learn(*sums, SHRINK_CLASS)
         if (used := labelled & shared[nodes.owner]).any():
-            at = _cells(nodes, classes)
             self._learn_depths(nodes, at, np.where(used, error, 0.0), np.where(used, curvature, 0.0), used)
-        self._learn_hopes(nodes, chance, classes, shared)
+        self._learn_hopes(nodes, at, chance, shared)
+        return chance
 
     def forget(self, requests: Seq[str]) -> None:
         for request in requests:
@@ -154,9 +157,9 @@ class AcceptanceModel:
             steps = np.bincount(place, error, RANKS) / (np.bincount(place, curvature, RANKS) + PRIOR_LABELS)
             self.rank[1:] += 0.1 * steps[1:]  # the first child's term is the depth's own
 
-    def _learn_hopes(self, nodes: Nodes, chance: Floats, classes: IntArray, shared: BoolArray) -> None:
+    def _learn_hopes(self, nodes: Nodes, at: IntArray, chance: Floats, shared: BoolArray) -> None:
         first = (nodes.rank == 0) & shared[nodes.owner]
-        cell = _cells(nodes, classes)[first]
+        cell = at[first]
         new = np.stack([np.bincount(cell, weight, CLASSES * DEPTHS) for weight in (chance[first], np.ones(len(cell)))])
         kept = np.maximum(KEEP_SHIFT ** new[1], KEEP_STEP)
         self._seen = (kept * self._seen.reshape(2, -1) + new).reshape(2, CLASSES, DEPTHS)

@@ -217,11 +217,10 @@ class AdaptivePolicy:
         spent = self.costs.draft_ms(result, behind)
         ms = spent + (float(self.costs.step_ms(inputs, int(verified.sum()))[-1]) if result.rows else 0.0)
         if len(nodes):
-            chances = self.acceptance.chance(nodes, inputs.classes, inputs.requests)
-            hoped = float(survival(path_keys(chances, nodes.parents, int(nodes.depth.max())))[verified].sum())
             labelled = verified & ((nodes.parents < 0) | accepted[nodes.parents])
             shared = ~inputs.distorted
-            self.acceptance.learn(nodes, accepted, labelled, inputs.classes, inputs.requests, shared)
+            chances = self.acceptance.learn(nodes, accepted, labelled, inputs.classes, inputs.requests, shared)
+            hoped = float(survival(path_keys(chances, nodes.parents, int(nodes.depth.max())))[verified].sum())
         gain = self._learn_worth(inputs, result, hoped, ms) if result.levels else 0.0
         made = Speculated(tokens, batch * result.step_ms / plain_ms, result.step_ms, batch + hoped, ms)
         self.guard.observe(made if speculated else None)
@@ -258,7 +257,7 @@ class _Stop:
     """Asked before each depth of an incremental drafter: who goes on."""
 
     def __init__(self, policy: AdaptivePolicy, inputs: PlanInputs, plan: StepPlan) -> None:
-        self._policy, self._inputs, self._plan = policy, inputs, plan
+        self._policy, self._inputs = policy, inputs
         self._depths = np.array([shape.depth if shape.nodes else 0 for shape in plan.shapes])
         self._sizes = np.array([shape.nodes for shape in plan.shapes])
 
