@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwing.core import Request, SamplingParams
+from draftwing.core import DraftTree, Request, SamplingParams
 from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.drafters.base import Drafter, DrafterTraits
 from draftwing.drafters.ngram import NgramDrafter
 from draftwing.errors import ConfigError
 from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.cost import CostModel
 from draftwing.policy.guard import LEAST_STEPS
 from draftwing.policy.modes import OffPolicy, parse_mode
@@ -27,6 +28,7 @@ from tests.unit.policy.planted import RISING, World, best_fixed, costs_of
 STEEP = costs_of({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0, 64: 640.0})
 CLIFF = costs_of({1: 10.0, 2: 10.0, 4: 10.1, 5: 30.0, 8: 60.0, 16: 120.0, 64: 240.0})  # FLAT up to 4 rows
 DEAR = costs_of({n: 10.0 + 1.5 * n for n in (1, 2, 4, 8, 16, 32, 64, 128)})
+DEAR_BASE = costs_of({n: 10.0 + 0.1 * n for n in (1, 2, 4, 8, 16, 32, 64)})
 FLAT = costs_of({1: 10.0, 2: 10.0, 4: 10.1, 8: 10.2, 16: 10.4, 64: 12.0, 256: 20.0})
 
 
@@ -38,6 +40,24 @@ def adaptive(
     assert isinstance(policy, AdaptivePolicy)
     world.policy = policy
     return policy, world
+
+
+def test_the_time_of_prompts_is_not_part_of_the_price_of_time() -> None:
+    """They run whatever is drafted: a rate that counted their time would make drafting look cheap under load."""
+    prices = []
+    for prompt_rows in (0, 10):
+        policy, _ = adaptive(profile=Profile(DEAR_BASE, frozen=True))
+        none, two = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.bool_)
+        inputs = PlanInputs(two, none + 50, none + 50, none, none, none, ~two, ("a", "b"), prefill_rows=prompt_rows)
+        step_ms = policy.costs.plain_ms(inputs)
+        nothing = np.empty(0, dtype=np.int64)
+        drafts = (DraftTree.empty(),) * 2
+        result = StepResult(drafts, (nothing,) * 2, (nothing,) * 2, none + 1, (), 2 + prompt_rows, 0.0, step_ms)
+        cold = policy.price(inputs)[0]
+        for _ in range(60):
+            policy.observe(inputs, policy.decide(inputs), result)
+        prices.append((cold, policy.price(inputs)[0]))
+    assert prices[0] == pytest.approx(prices[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("measured", [True, False])
