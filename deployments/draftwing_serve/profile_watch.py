@@ -13,7 +13,10 @@ POLL_S = 2.0
 
 
 class ProfileWatch:
-    """uri: None where no profile is in use. use: makes the engine decide with what is published there now; "" or why it is refused. live: its digest now."""
+    """uri: where to look, None where no profile is in use. live: the digest of the one that is.
+
+    use: makes the engine decide with what is published now; "" or why it is refused.
+    """
 
     def __init__(self, uri: str | None, use: Callable[[], Awaitable[str]], live: str) -> None:
         self._uri = uri

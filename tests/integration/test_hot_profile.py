@@ -118,7 +118,7 @@ def test_a_running_engine_is_steered(actor: RankActor, config: Config) -> None:
             assert tokens == plain
             stats = await client.stats()
             assert stats.policy is not None
-            assert (stats.policy.paused, stats.policy.profile) == (bool(reason), seen[-1].policy.profile)
+            assert stats.policy.paused == bool(reason)
             assert not reason or stats.policy.reason == reason
             counted.append(stats.counters.draft_tokens)
         assert seen[-1].counters.draft_tokens == counted[0] < counted[1]
