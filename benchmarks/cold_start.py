@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
 
-from live_abba import config_for, prompts
-
+from benchmarks.live_abba import config_for, prompts
 from draftwing.core import Request, SamplingParams
 from draftwing.engine.build import build_local
 from draftwing.engine.step import Engine
@@ -105,7 +105,7 @@ def main() -> int:
     for concurrency in args.concurrency:
         trials = []
         for number in range(args.trials):
-            chosen = [texts[(number * concurrency * 7 + i * 5) % len(texts)] for i in range(concurrency)]
+            chosen = random.Random(number).sample(texts, concurrency)
             turn = number % len(modes)
             trial = {}
             for mode in [*modes[turn:], *modes[:turn]]:

@@ -120,7 +120,6 @@ def test_an_empty_file_and_empty_sections_set_nothing() -> None:
         ("drafters: [{method: ngram}]\nsampling: rejection", {}, "fixed:k=4"),
         ("drafters: [{method: ngram}]", {"sampling": "rejection"}, "fixed:k=4"),
         ("drafters: [{method: none}]\nsampling: rejection", {}, "off"),
-        ("policy: {mode: off}\nsampling: rejection", {}, "off"),
     ],
 )
 def test_a_configured_drafter_is_used_unless_the_mode_says_otherwise(
