@@ -11,6 +11,7 @@ import pytest
 
 from draftwing.config import Config
 from draftwing.core import Request, SamplingParams
+from draftwing.decisions.log import read_log
 from draftwing.engine.build import build_engine
 from draftwing.engine.identity import profile_key
 from draftwing.parallel.client import EngineClient
@@ -32,14 +33,15 @@ def config(tmp_path: Path) -> Config:
         {
             "model": {"path": str(model), "device": "cpu", "dtype": "float32", "cpu_threads": 1},
             "drafters": [{"name": "lookup", "method": "ngram"}],
-            "policy": {"mode": "adaptive", "profile": str(tmp_path / "profiles")},
+            "policy": {"mode": "adaptive", "profile": str(tmp_path / "profiles"), "log": str(tmp_path / "log")},
             "cache": {"tokens": 4096},
         }
     )
 
 
 def key_of(config: Config) -> dict[str, str]:
-    plain = config.model_copy(update={"policy": config.policy.model_copy(update={"mode": "off", "profile": None})})
+    off = config.policy.model_copy(update={"mode": "off", "profile": None, "log": None})
+    plain = config.model_copy(update={"policy": off})
     return profile_key(config, build_engine(plain))
 
 
@@ -116,4 +118,7 @@ def test_a_running_engine_takes_a_new_profile_and_refuses_a_wrong_one(actor: Ran
     digests = [each.policy.profile for each in (before, after, last) if each.policy is not None]
     assert len(digests) == 3
     assert digests[0] != digests[1] == digests[2]
+    logs = [read_log(Path(f"{config.policy.log}{end}")) for end in (".1", "")]
+    assert [origin.digest for origin, _ in logs] == digests[:2]
+    assert sum(len(steps) for _, steps in logs) == last.counters.steps
     assert [each.policy_generation for each in (before, after, last)] == [0, 1, 1]

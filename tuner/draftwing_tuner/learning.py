@@ -13,6 +13,7 @@ from draftwing.policy.cost import CostModel
 from draftwing.policy.profile import Profile, learned_before
 from draftwing.policy.table import row_for
 from draftwing_tuner.grid import Bounds
+from draftwing_tuner.history import shape_text
 from draftwing_tuner.search import CHAINS, DEFAULT, Bucket, Found, Replay, best_fixed
 
 
@@ -90,7 +91,3 @@ def settings(replay: Replay, found: Seq[Found], most_depth: int) -> list[Setting
         of("untuned default k=4", lambda _: DEFAULT),
         of("table", lambda one: one.shape),
     ]
-
-
-def shape_text(shape: DraftShape) -> str:
-    return f"{'x'.join(map(str, shape.branching))}, {shape.nodes} nodes" if shape.nodes else "no draft"

@@ -31,8 +31,7 @@ from draftwing.policy.artifact import (
     current,
     open_uri,
 )
-
-Rows = Seq[CostRow] | Seq[AcceptanceRow] | Seq[ScheduleRow]
+from draftwing_tuner.history import STUDY, StudyRow
 
 
 def publish(
@@ -44,6 +43,7 @@ def publish(
     acceptance: Seq[AcceptanceRow],
     schedule: Seq[ScheduleRow],
     block: bool,
+    study: Seq[StudyRow] = (),
     about: Mapping[str, Any] | None = None,
 ) -> str:
     """The digest of the new profile, a function of what it holds; the one in use before is its parent.
@@ -56,6 +56,8 @@ def publish(
         ACCEPTANCE: _parquet([asdict(row) for row in acceptance]),
         SCHEDULE: _parquet([asdict(row) for row in schedule]),
     }
+    if study:
+        files[STUDY] = _parquet([asdict(row) for row in study])
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     content = {"schema": SCHEMA, "key": dict(key), "block": block, "files": sums}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ import numpy as np
 from draftwing.commands.common import say
 from draftwing.core import DraftShape
 from draftwing.policy.artifact import ScheduleRow
-from draftwing_tuner.learning import shape_text
+from draftwing_tuner.history import shape_text
 from draftwing_tuner.measuring import error_line
 from draftwing_tuner.paired import Ratio, Standing
 from draftwing_tuner.search import Found

@@ -18,7 +18,8 @@ from draftwing.policy.table import TablePolicy
 from draftwing_tuner.bench import bounds_of
 from draftwing_tuner.collecting import collect_all
 from draftwing_tuner.fit import FitError, cost_rows, fit_error, fit_terms
-from draftwing_tuner.learning import Learned, Setting, buckets_of, settings, shape_text, stored_shapes
+from draftwing_tuner.history import shape_text, study_rows
+from draftwing_tuner.learning import Learned, Setting, buckets_of, settings, stored_shapes
 from draftwing_tuner.measuring import measure_costs
 from draftwing_tuner.priors import fit_priors, labels_of
 from draftwing_tuner.publish import publish
@@ -76,6 +77,7 @@ def tune(
         cost_fit=fit_terms(learned.costs),
         acceptance=learned.acceptance,
         schedule=schedule,
+        study=study_rows(learned.found),
         block=session.block,
         about={
             "clock": session.clock,

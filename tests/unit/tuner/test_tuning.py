@@ -22,6 +22,7 @@ from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
 from draftwing_tuner import tuning
 from draftwing_tuner.bench import CLOCKS
+from draftwing_tuner.history import study_of, study_rows
 from draftwing_tuner.report import command, document, print_result, write_report
 from draftwing_tuner.session import Session
 from draftwing_tuner.tuning import Tuned, tune
@@ -87,8 +88,22 @@ def test_what_is_published_is_what_was_found(finished: tuple[Session, Tuned]) ->
     assert artifact.acceptance == tuned.learned.acceptance
     assert artifact.acceptance
     assert artifact.curves.verify
+    assert study_of(artifact) == tuple(study_rows(tuned.learned.found))
     assert TablePolicy("lookup", artifact.schedule).largest.depth <= 8
     assert_idle(session.engine)
+
+
+def test_the_study_tells_each_trial_and_the_best_so_far(finished: tuple[Session, Tuned]) -> None:
+    _, tuned = finished
+    for one in tuned.learned.found:
+        rows = [
+            row
+            for row in study_rows(tuned.learned.found)
+            if (row.batch, row.context) == (one.bucket.batch, one.bucket.context)
+        ]
+        assert [row.trial for row in rows] == list(range(len(rows)))
+        assert (rows[0].value, rows[0].shape) == (1.0, "no draft")
+        assert [row.best for row in rows] == [max(other.value for other in rows[: i + 1]) for i in range(len(rows))]
 
 
 def test_held_out_prompts_teach_nothing(finished: tuple[Session, Tuned]) -> None:
