@@ -6,7 +6,7 @@ that of committed tokens to CPU time of whole engine steps without prompts; a ro
 of each trial, relative to plain decoding's over the whole trial, as the geometric mean over trials, and its 95 %
 interval.
 
-usage: python benchmarks/cold_start.py [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--tokens 128]
+usage: python -m benchmarks.cold_start [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--tokens 128]
            [--drafter ngram] [--prompts FILE] [--json FILE]
 """
 
