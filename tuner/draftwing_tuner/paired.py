@@ -132,8 +132,8 @@ def compare(rounds: Seq[Mapping[str, Seq[Block]]], plain: str) -> list[Standing]
         found.append(
             Standing(
                 policy=name,
-                cpu=_ratio([_log_rate(one[name], "cpu_s") - _log_rate(one[plain], "cpu_s") for one in rounds]),
-                wall=_ratio([_log_rate(one[name], "wall_s") - _log_rate(one[plain], "wall_s") for one in rounds]),
+                cpu=ratio([_log_rate(one[name], "cpu_s") - _log_rate(one[plain], "cpu_s") for one in rounds]),
+                wall=ratio([_log_rate(one[name], "wall_s") - _log_rate(one[plain], "wall_s") for one in rounds]),
                 drafting=sum(b.drafting for b in blocks) / sum(b.steps for b in blocks),
                 tokens=sum(b.tokens for b in blocks) / sum(b.steps for b in blocks),
                 rounds=len(rounds),
@@ -150,7 +150,7 @@ def _log_rate(blocks: Seq[Block], clock: str) -> float:
     return fmean(log(block.tokens / getattr(block, clock)) for block in blocks)
 
 
-def _ratio(logs: Seq[float]) -> Ratio:
+def ratio(logs: Seq[float]) -> Ratio:
     """Of log-ratios, one a round. One round alone has no interval: it reaches from 0 to infinity."""
     mean = fmean(logs)
     if len(logs) < 2:
