@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from draftwing.errors import DraftwingError
-from draftwing_dashboards.web import door as door_module
 from draftwing_dashboards.web.door import COOKIE, Door
 from draftwing_dashboards.web.router import router
 from draftwing_serve.http_api import make_app
@@ -187,7 +186,7 @@ def test_a_ticket_is_its_keys_alone_and_runs_out(monkeypatch: pytest.MonkeyPatch
     assert door._holder(f"2.{expires}.{mac}") == 0
     assert door._holder(f"{number}.{int(expires) + 1}.{mac}") == 0
     assert Door(KEYS[1:])._holder(mine) == 0, "the key was taken away"
-    monkeypatch.setattr(door_module.time, "time", lambda: float(expires) + 1)
+    monkeypatch.setattr("draftwing_dashboards.web.door.time.time", lambda: float(expires) + 1)
     assert door._holder(mine) == 0
 
 
@@ -209,5 +208,8 @@ def test_a_wrong_form_is_named(request_: dict[str, Any], status: int, said: str)
 
 
 def test_actions_are_posted_only() -> None:
-    for path in ("/dash/actions?do=pause", "/dash/key?key=x"):
-        assert browse(lambda client, path=path: client.get(path)).status_code == 405
+    async def visit(client: httpx.AsyncClient) -> None:
+        for path in ("/dash/actions?do=pause", "/dash/key?key=x"):
+            assert (await client.get(path)).status_code == 405
+
+    browse(visit)

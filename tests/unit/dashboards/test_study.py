@@ -52,7 +52,12 @@ def test_the_best_so_far_by_trial() -> None:
 def test_it_is_read_once_and_not_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = published(tmp_path)
     threads = []
-    monkeypatch.setattr(module, "study_of", lambda artifact: threads.append(threading.current_thread()) or ROWS)
+
+    def study_of(artifact: object) -> tuple[StudyRow, ...]:
+        threads.append(threading.current_thread())
+        return ROWS
+
+    monkeypatch.setattr(module, "study_of", study_of)
     first, second = seen(Studies(str(tmp_path)), digest, digest)
     assert first is second
     assert len(threads) == 1
