@@ -75,7 +75,7 @@ def serve(ground: Ground, day: Day) -> tuple[float, ...]:
     return tuple(spent)
 
 
-def policies(ground: Ground, profile: Profile, trees: Iterable[DraftShape], most_depth: int) -> dict[str, Policy]:
+def contenders(ground: Ground, profile: Profile, trees: Iterable[DraftShape], most_depth: int) -> dict[str, Policy]:
     """By name: plain decoding, every chain, the trees, the default that nobody tuned, and the profile's two modes."""
     drafter, traits = ground.drafter, ground.replay_drafter().traits
     chains = [DraftShape((1,) * k, k) for k in DEPTHS if k <= most_depth]

@@ -102,7 +102,8 @@ class Replay:
     def learn(self, jobs: Iterable[Job]) -> None:
         """The rates of all of them."""
         missing = [job for job in dict.fromkeys(jobs) if job not in self._known]
-        self._known.update(zip(missing, self.spread(rate_of, self.ground, missing), strict=True))
+        if missing:
+            self._known.update(zip(missing, self.spread(rate_of, self.ground, missing), strict=True))
 
     def rate(self, bucket: Bucket, shape: DraftShape) -> Rate:
         self.learn([(bucket, shape)])

@@ -130,7 +130,7 @@ def _worth(args: argparse.Namespace) -> int:
     from draftwing.policy.cost import CostModel
     from draftwing.policy.profile import profile_of
     from draftwing_tuner.history import best_shapes, study_of
-    from draftwing_tuner.mixed import compare, mixed_rows, policies
+    from draftwing_tuner.mixed import compare, contenders, mixed_rows
     from draftwing_tuner.rates import Ground
     from draftwing_tuner.replay import largest_shape
     from draftwing_tuner.show import table
@@ -150,7 +150,7 @@ def _worth(args: argparse.Namespace) -> int:
     ground = Ground(trace, name, costs, "block" if block else "incremental")
     trees = best_shapes(study_of(artifact), artifact.schedule)
     batches = [row.batch for row in artifact.schedule]
-    found = compare(ground, policies(ground, profile, trees, largest_shape(trace, name).depth), batches, in_turn)
+    found = compare(ground, contenders(ground, profile, trees, largest_shape(trace, name).depth), batches, in_turn)
     if args.json:
         document = {"schema": SCHEMA, "trace": str(args.trace), "profile": args.profile, "digest": artifact.digest}
         print_json(document | {"settings": [asdict(setting) for setting in found]})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
+from typing import Any
 
-from draftwing.core import SamplingParams
+from draftwing.core import DraftShape, SamplingParams
 from draftwing.errors import ConfigError, DraftwingError
 from draftwing.policy.artifact import Artifact, CostRow, ScheduleRow, current, curves_of_rows, read_artifact
 from draftwing.policy.base import Policy
@@ -23,7 +24,7 @@ from draftwing_tuner.fit import FitError, cost_rows, fit_error, fit_terms
 from draftwing_tuner.history import best_shapes, shape_text, study_rows
 from draftwing_tuner.learning import Learned, buckets_of, stored_shapes
 from draftwing_tuner.measuring import measure_costs
-from draftwing_tuner.mixed import ADAPTIVE, PLAIN, TABLE, Mixed, compare, policies, with_table
+from draftwing_tuner.mixed import ADAPTIVE, PLAIN, TABLE, Mixed, compare, contenders, with_table
 from draftwing_tuner.priors import fit_priors, labels_of
 from draftwing_tuner.publish import publish
 from draftwing_tuner.rates import Ground, Replay
@@ -83,12 +84,8 @@ def tune(
 
     if not session.config.drafter_name:
         raise ConfigError(NO_DRAFTER)
-    if len(prompts) < HELD_OUT:
-        raise ConfigError(f"{len(prompts)} prompts are too few to hold some back; give at least {HELD_OUT}")
-    taught = [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT != HELD_OUT - 1]
-    held = [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT == HELD_OUT - 1]
-    text = [token for prompt in taught for token in prompt]
-    measured = measure_costs(session, text, left(MEASURE))
+    taught, held = _parted(prompts)
+    measured = measure_costs(session, [token for prompt in taught for token in prompt], left(MEASURE))
     costs, error = cost_rows(measured), fit_error(measured)
     trace = collect_answers(session, taught, params, left(COLLECT))
     unseen = collect_answers(session, held, params, left(HELD), HELD_TRACE)
@@ -96,29 +93,20 @@ def tune(
         replay, learned = _learn(session, costs, trace, uri, trials, spread)
         ground = replace(replay.ground, trace=unseen)
         mixed = _mixed(session, ground, learned, spread)
-    levels = _validate(session, held, replay, learned, params, until=begun + budget_s * VALIDATE)
+        single, _ = best_fixed(replay, learned.found, session.engine.drafting.drafter.traits.max_depth)
+    levels = _validate(session, held, single, learned, params, until=begun + budget_s * VALIDATE)
     schedule = withdrawn(learned.schedule, levels, TABLE, session.clock)
     if schedule != list(learned.schedule):
         mixed = with_table(mixed, ground, schedule)
     mode = better_mode(mixed, levels, session.clock)
-    digest = publish(
-        uri,
-        session.key,
-        costs=costs,
-        cost_fit=fit_terms(learned.costs),
-        acceptance=learned.acceptance,
-        schedule=schedule,
-        study=study_rows(learned.found),
-        block=session.block,
-        about={
-            "clock": session.clock,
-            "model": session.config.model.served_name,
-            "answers": len(trace.requests),
-            "mode": mode,
-            "replayed": [asdict(setting) for setting in mixed],
-            "validated": [{"concurrency": level.concurrency, **asdict(s)} for level in levels for s in level.standings],
-        },
-    )
+    about = {
+        "clock": session.clock,
+        "model": session.config.model.served_name,
+        "answers": len(trace.requests),
+        "mode": mode,
+        "replayed": [asdict(setting) for setting in mixed],
+        "validated": [{"concurrency": level.concurrency, **asdict(s)} for level in levels for s in level.standings],
+    }
     return Tuned(
         costs=costs,
         error=error,
@@ -130,8 +118,37 @@ def tune(
         schedule=tuple(schedule),
         mode=mode,
         uri=uri,
-        digest=digest,
+        digest=_published(session, uri, costs, learned, schedule, about),
         took_s=monotonic() - begun,
+    )
+
+
+def _parted(prompts: Seq[Seq[int]]) -> tuple[list[Seq[int]], list[Seq[int]]]:
+    """Those to learn from, and those held out."""
+    if len(prompts) < HELD_OUT:
+        raise ConfigError(f"{len(prompts)} prompts are too few to hold some back; give at least {HELD_OUT}")
+    held = list(prompts[HELD_OUT - 1 :: HELD_OUT])
+    return [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT != HELD_OUT - 1], held
+
+
+def _published(
+    session: Session,
+    uri: str,
+    costs: Seq[CostRow],
+    learned: Learned,
+    schedule: Seq[ScheduleRow],
+    about: Mapping[str, Any],
+) -> str:
+    return publish(
+        uri,
+        session.key,
+        costs=costs,
+        cost_fit=fit_terms(learned.costs),
+        acceptance=learned.acceptance,
+        schedule=schedule,
+        study=study_rows(learned.found),
+        block=session.block,
+        about=about,
     )
 
 
@@ -188,24 +205,24 @@ def _learn(
 def _mixed(session: Session, ground: Ground, learned: Learned, spread: Spread) -> list[Mixed]:
     """What the profile is worth beside every chain and the best trees, on text that taught nothing."""
     trees = best_shapes(study_rows(learned.found), learned.schedule)
-    tried = policies(ground, learned.profile, trees, session.engine.drafting.drafter.traits.max_depth)
+    tried = contenders(ground, learned.profile, trees, session.engine.drafting.drafter.traits.max_depth)
     return compare(ground, tried, [row.batch for row in learned.schedule], spread)
 
 
 def _validate(
     session: Session,
     prompts: Seq[Seq[int]],
-    replay: Replay,
+    single: DraftShape,
     learned: Learned,
     params: SamplingParams,
     *,
     until: float,
 ) -> list[Level]:
+    """single: the one shape that is best over all buckets."""
     drafter, traits = session.config.drafter_name, session.engine.drafting.drafter.traits
-    shape, _ = best_fixed(replay, learned.found, traits.max_depth)
     policies: dict[str, Policy] = {PLAIN: OffPolicy()}
-    if shape.nodes:
-        policies[f"best single shape {shape_text(shape)}"] = FixedPolicy(drafter, shape)
+    if single.nodes:
+        policies[f"best single shape {shape_text(single)}"] = FixedPolicy(drafter, single)
     policies[TABLE] = TablePolicy(drafter, learned.schedule)
     policies[ADAPTIVE] = parse_mode(ADAPTIVE, drafter, traits, learned.profile)
     session.engine.clock = session.now  # what it learns step times by

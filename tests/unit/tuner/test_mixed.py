@@ -11,7 +11,7 @@ from draftwing.policy.base import Policy
 from draftwing.policy.modes import FixedPolicy, OffPolicy
 from draftwing.policy.profile import Profile
 from draftwing_tuner.history import StudyRow, best_shapes, shape_from, shape_text
-from draftwing_tuner.mixed import EACH, PLAIN, TABLE, compare, phases_of, policies, serve, with_table
+from draftwing_tuner.mixed import EACH, PLAIN, TABLE, compare, contenders, phases_of, serve, with_table
 from draftwing_tuner.rates import Ground
 from draftwing_tuner.tasks import in_turn
 from draftwing_tuner.trace import Trace
@@ -52,7 +52,7 @@ def test_settings_are_told_by_time_over_the_same_requests(ground: Ground) -> Non
 def test_a_table_is_its_shapes_at_their_concurrency(ground: Ground) -> None:
     profile = Profile(ground.costs, schedule=tuple(ROWS))
     trees = best_shapes([StudyRow(1, 64, 0, 1.1, 1.1, "1x1x1x1, 4 nodes")], ROWS)
-    tried = policies(ground, profile, trees, most_depth=5)
+    tried = contenders(ground, profile, trees, most_depth=5)
     assert [*tried] == [
         *("plain decoding", "fixed k=1", "fixed k=2", "fixed k=3", "fixed k=4", "fixed k=5", "fixed 2x1, 4 nodes"),
         *("untuned default k=4", "table", "adaptive"),
