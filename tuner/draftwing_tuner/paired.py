@@ -133,8 +133,8 @@ def compare(rounds: Seq[Round], plain: str) -> list[Standing]:
         found.append(
             Standing(
                 policy=name,
-                cpu=ratio_of([log_ratio(one, name, plain, "cpu") for one in rounds]),
-                wall=ratio_of([log_ratio(one, name, plain, "wall") for one in rounds]),
+                cpu=ratio([log_ratio(one, name, plain, "cpu") for one in rounds]),
+                wall=ratio([log_ratio(one, name, plain, "wall") for one in rounds]),
                 drafting=sum(b.drafting for b in blocks) / sum(b.steps for b in blocks),
                 tokens=sum(b.tokens for b in blocks) / sum(b.steps for b in blocks),
                 rounds=len(rounds),
@@ -156,7 +156,7 @@ def _log_rate(blocks: Seq[Block], clock: str) -> float:
     return fmean(log(block.tokens / getattr(block, clock)) for block in blocks)
 
 
-def ratio_of(logs: Seq[float]) -> Ratio:
+def ratio(logs: Seq[float]) -> Ratio:
     """Of log-ratios, one a round. One round alone has no interval: it reaches from 0 to infinity."""
     mean = fmean(logs)
     if len(logs) < 2:

@@ -15,7 +15,7 @@ from draftwing.engine.step import Engine
 from draftwing.policy.artifact import ScheduleRow
 from draftwing.policy.base import Policy
 from draftwing_tuner.mixed import ADAPTIVE, PLAIN, TABLE, Mixed
-from draftwing_tuner.paired import Block, Round, Standing, Traffic, compare, log_ratio, ratio_of, run_round
+from draftwing_tuner.paired import Block, Round, Standing, Traffic, compare, log_ratio, ratio, run_round
 
 LEAST_ROUNDS, STEPS = 3, 16
 
@@ -81,7 +81,7 @@ def better_mode(mixed: Seq[Mixed], levels: Seq[Level], clock: str) -> str:
         for level in levels
         for one in level.rounds
     ]
-    live = ratio_of(logs)
+    live = ratio(logs)
     if live.low > 1 or live.high < 1:
         return ADAPTIVE if live.low > 1 else TABLE
     overall = {setting.name: setting.overall for setting in mixed}

@@ -21,6 +21,7 @@ from draftwing.policy.modes import OffPolicy, parse_mode
 from draftwing.policy.profile import Profile
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
+from draftwing.testing.policies import plan_inputs_of
 from draftwing.testing.run_engine import make_engine, run_to_end
 from draftwing_tuner.virtual import PricedDrafter, PricedRunner, Prices, VirtualClock
 from tests.unit.policy.planted import RISING, World, best_fixed, costs_of
@@ -218,3 +219,20 @@ def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
         read_log(file)
     with pytest.raises(ConfigError, match="can't be written"):
         LoggedPolicy(OffPolicy(), Origin("off", "", DrafterTraits()), tmp_path / "none" / "log")
+
+
+def test_a_log_that_begins_leaves_those_before_it_whole(tmp_path: Path) -> None:
+    """Whoever took their place: a new profile, another replica, a restart. The one before may still write."""
+    file = tmp_path / "log"
+    origins = [Origin("fixed:k=2", name, DrafterTraits()) for name in ("first", "second", "third")]
+    step = plan_inputs_of(2)
+    result = StepResult((), (), (), np.zeros(0, dtype=np.int64), (), 1, 0.0, 1.0)
+    before: LoggedPolicy | None = None
+    for origin in origins:
+        policy = LoggedPolicy(origin.make(), origin, file)
+        for each in (before, policy) if before else (policy,):
+            each.observe(step, each.decide(step), result)
+        before = policy
+    kept = [read_log(tmp_path / name) for name in ("log.1", "log.2", "log")]
+    assert [origin for origin, _ in kept] == origins
+    assert [len(steps) for _, steps in kept] == [2, 2, 1]
