@@ -53,7 +53,7 @@ Steps = list[tuple[int, int, float]]  # committed, verified draft tokens, CPU se
 def answered(engine: Engine, policy: Policy, requests: Iterator[Request], concurrency: int, most: int) -> Steps:
     """The first so many steps of one arm of a trial."""
     engine.policy = policy
-    traffic, steps = Traffic(engine, requests, concurrency), []
+    traffic, steps = Traffic(engine, requests, concurrency), Steps()
     while len(steps) < most:
         traffic.fill()
         begun = time.process_time()

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from benchmarks.live_abba import prompts
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config_models import Config
@@ -44,7 +45,7 @@ from draftwing.offline import run_all
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.modes import FixedPolicy
 from draftwing.policy.nodes import log_odds, side_by_side
-from draftwing.prompts import prompt_texts, random_prompts
+from draftwing.prompts import random_prompts
 from draftwing.testing.golden_world import HEADS
 from draftwing.testing.goldens.case import Case
 
@@ -111,9 +112,9 @@ def of_head(folder: Path, name: str, temperature: float, count: int, tokens: int
         "cache": {"tokens": 2048},
     }
     engine, _ = build_local(Config.model_validate(document))
-    prompts = random_prompts(engine.runner.vocab_size)
+    texts = random_prompts(engine.runner.vocab_size)
     params = [SamplingParams(max_tokens=tokens, temperature=temperature, seed=i, ignore_eos=True) for i in range(count)]
-    asked = [Request(f"{i}", prompts[i % len(prompts)], one) for i, one in enumerate(params)]
+    asked = [Request(f"{i}", texts[i % len(texts)], one) for i, one in enumerate(params)]
     keys = {one.id: SamplerState.create(one.params, one.prompt_ids).key for one in asked}
     for module in (feature_drafter, block_drafter, medusa_drafter, model_drafter):
         module.children = noted.children  # type: ignore[attr-defined]
@@ -130,10 +131,11 @@ def of_model(name: str, skipped: list[int], temperatures: list[float]) -> Iterat
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise SystemExit(f"{name} has no tokenizer")
-    texts = [torch.tensor([tokenizer.encode(text)[:TEXT]]) for text in prompt_texts(None)]
+    texts = [torch.tensor([tokenizer.encode(text)[:TEXT]]) for text in prompts(None)]
     of_target = [model(ids, use_cache=False).logits[0] for ids in texts]
-    model.model.layers = nn.ModuleList(layer for i, layer in enumerate(model.model.layers) if i not in skipped)
-    model.config.num_hidden_layers = len(model.model.layers)
+    decoder: Any = model.model
+    decoder.layers = nn.ModuleList(layer for i, layer in enumerate(decoder.layers) if i not in skipped)
+    decoder.config.num_hidden_layers = len(decoder.layers)
     of_drafter = [model(ids, use_cache=False).logits[0] for ids in texts]
     for temperature in temperatures:
         found = []
