@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,14 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="any setting, for example limits.sequences=8 (`draftwing config show` lists them); may be repeated",
     )
+
+
+def config_flags(args: argparse.Namespace) -> list[str]:
+    """The flags that were given, but for -c, as a shell takes them."""
+    given = [(flag, getattr(args, f"config_{key}")) for flag, _, key, _ in _SHORTCUTS]
+    given += [("--drafter", args.config_drafter), ("--draft-tokens", args.config_draft_tokens)]
+    given += [("--speculative-config", args.config_speculative), *(("--set", each) for each in args.config_set)]
+    return [f"{flag} {shlex.quote(value)}" for flag, value in given if value is not None]
 
 
 def config_from_args(args: argparse.Namespace, *, need_model: bool = True) -> LoadedConfig:
