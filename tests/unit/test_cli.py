@@ -300,6 +300,7 @@ def test_config_show_prints_value_and_origin_of_every_setting(
         ([], [], "off"),
         (["--drafter", "ngram"], ["ngram"], "adaptive"),
         (["--drafter", "ngram", "--draft-tokens", "7"], ["ngram"], "fixed:k=7"),
+        (["--drafter", "eagle3=some/head", "--draft-tokens", "3"], ["eagle3"], "fixed:k=3"),
         (["--drafter", "ngram", "--draft-tokens", "0"], ["ngram"], "off"),
         (["--drafter", "ngram", "--policy", "fixed:tree=2x1"], ["ngram"], "fixed:tree=2x1"),
         (["--drafter", "none"], [], "off"),
@@ -350,6 +351,9 @@ def test_drafter_none_overrules_a_file_that_drafts(capsys: pytest.CaptureFixture
         (["--speculative-config", "{"], "--speculative-config: not valid JSON"),
         (["-c", "missing.yaml"], "config file missing.yaml can't be read: No such file or directory"),
         (["--drafter", "mpt"], "drafters.0.method is 'mpt'; did you mean 'mtp'?; expected one of"),
+        (["--drafter", "eagle3"], "drafters.0.path is missing; expected a folder or a hub id"),
+        (["--drafter", "draft_model="], "drafters.0.path is ''; expected a folder, a hub id or a GGUF file"),
+        (["--drafter", "ngram=x"], "drafters.0.path is not a setting"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(

@@ -36,7 +36,12 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-c", "--config", dest="config_file", metavar="FILE", type=Path, help="YAML config file")
     for flag, metavar, key, text in _SHORTCUTS:
         group.add_argument(flag, dest=f"config_{key}", metavar=metavar, help=f"{text} ({key})")
-    group.add_argument("--drafter", dest="config_drafter", metavar="METHOD", help="draft with this method, or none")
+    group.add_argument(
+        "--drafter",
+        dest="config_drafter",
+        metavar="METHOD[=PATH]",
+        help="draft with this method, or none; PATH: its checkpoint, where it has one",
+    )
     group.add_argument("--draft-tokens", dest="config_draft_tokens", metavar="N", help="draft N tokens ahead, 0: none")
     group.add_argument("--speculative-config", dest="config_speculative", metavar="JSON", help="as vLLM takes it")
     group.add_argument(
@@ -82,7 +87,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
         for key, value in from_speculative_config(text).items():
             put(key, value, "--speculative-config")
     if (text := args.config_drafter) is not None:
-        put("drafters", [] if text == "none" else [{"method": text}], "--drafter")
+        method, equals, path = text.partition("=")
+        entry = {"method": method, "path": path} if equals else {"method": method}
+        put("drafters", [] if text == "none" else [entry], "--drafter")
         if text == "none":
             put("policy.mode", "off", "--drafter none")
     if (text := args.config_draft_tokens) is not None:
