@@ -168,10 +168,12 @@ def _serve_started(config: Config, ray_host: RayHost) -> Iterator[None]:
     from draftwing_serve import board
     from draftwing_serve.app import APPLICATION
     from draftwing_serve.ray_edge import shutdown_serve
+    from draftwing_serve.steering import pause_of
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     mine = not _check_running_serve(config)
     board.clear(APPLICATION)
+    board.clear(pause_of(APPLICATION))
     try:
         if mine:
             serve.start(

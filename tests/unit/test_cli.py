@@ -254,7 +254,7 @@ def test_config_show_prints_value_and_origin_of_every_setting(
     assert rows["model.name"] == ("m", "env DRAFTWING_MODEL__NAME")
     assert rows["model.cpu_threads"] == (2, "flag")
     assert rows["limits.sequences"] == (4, "flag")
-    assert rows["policy.mode"] == ("fixed:k=4", "default")
+    assert rows["policy.mode"] == ("adaptive", "default")
     assert rows["drafters"] == ([{"method": "ngram", "name": "ngram", "max_match": 2}], "file draftwing.yaml:1")
     assert rows["server.keys"] == (HIDDEN, "file draftwing.yaml:3")
     assert cli.main(argv) == 0
@@ -268,7 +268,7 @@ def test_config_show_prints_value_and_origin_of_every_setting(
     ("flags", "drafters", "mode"),
     [
         ([], [], "off"),
-        (["--drafter", "ngram"], ["ngram"], "fixed:k=4"),
+        (["--drafter", "ngram"], ["ngram"], "adaptive"),
         (["--drafter", "ngram", "--draft-tokens", "7"], ["ngram"], "fixed:k=7"),
         (["--drafter", "ngram", "--draft-tokens", "0"], ["ngram"], "off"),
         (["--drafter", "ngram", "--policy", "fixed:tree=2x1"], ["ngram"], "fixed:tree=2x1"),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nlargest
 from math import exp
 from typing import TYPE_CHECKING
 
-from draftwing.core import DraftShape
-from draftwing.policy.artifact import Artifact, parsed_rows
+from draftwing.core import NO_DRAFT, DraftShape
+from draftwing.policy.artifact import Artifact, ScheduleRow, parsed_rows
 
 if TYPE_CHECKING:
     from draftwing_tuner.search import Found
 
 STUDY = "study.parquet"
+NOTHING = "no draft"
+BEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +53,23 @@ def study_of(artifact: Artifact) -> tuple[StudyRow, ...]:
 
 
 def shape_text(shape: DraftShape) -> str:
-    return f"{'x'.join(map(str, shape.branching))}, {shape.nodes} nodes" if shape.nodes else "no draft"
+    return f"{'x'.join(map(str, shape.branching))}, {shape.nodes} nodes" if shape.nodes else NOTHING
+
+
+def shape_from(text: str) -> DraftShape:
+    """What `shape_text` wrote. ValueError for anything else."""
+    if text == NOTHING:
+        return NO_DRAFT
+    match = re.fullmatch(r"(\d+(?:x\d+)*), (\d+) nodes", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no draft shape")
+    return DraftShape(tuple(map(int, match[1].split("x"))), int(match[2]))
+
+
+def best_shapes(study: Iterable[StudyRow], schedule: Iterable[ScheduleRow]) -> list[DraftShape]:
+    """What the schedule drafts, and what was best in each bucket's study: the fixed settings to compare with."""
+    values: dict[tuple[int, int], dict[str, float]] = {}
+    for row in study:
+        values.setdefault((row.batch, row.context), {})[row.shape] = row.value
+    best = [shape_from(text) for bucket in values.values() for text in nlargest(BEST, bucket, key=bucket.__getitem__)]
+    return list(dict.fromkeys([*(DraftShape(row.branching, row.nodes) for row in schedule), *best]))

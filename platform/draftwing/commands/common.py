@@ -18,7 +18,7 @@ from draftwing.speculative_config import from_speculative_config
 # Flag, its metavar, the setting it gives, and its help.
 _SHORTCUTS = (
     ("--model", "PATH", "model.path", "the target: folder, hub id or GGUF file"),
-    ("--policy", "MODE", "policy.mode", 'how much to draft: off, "fixed:k=4", "fixed:tree=3x2x1"'),
+    ("--policy", "MODE", "policy.mode", 'how much to draft: adaptive, off, "fixed:k=4", "fixed:tree=3x2x1"'),
     ("--dtype", "TYPE", "model.dtype", "auto, float32, bfloat16 or float16"),
     ("--device", "DEVICE", "model.device", "auto, cpu or cuda"),
     ("--cpu-threads", "N", "model.cpu_threads", "threads of one rank on a CPU"),

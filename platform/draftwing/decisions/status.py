@@ -19,8 +19,8 @@ LOADS = (1, 2, 4, 8, 16, 32, 64)
 TELLING = 20  # steps below which no ratio is told
 
 
-def status_of(policy: Policy, last: StepRecord | None = None) -> PolicyStatus:
-    """last: the latest step."""
+def status_of(policy: Policy, last: StepRecord | None = None, paused: str = "") -> PolicyStatus:
+    """last: the latest step. paused: as `Engine` has it."""
     setting = reason = ""
     if last is not None:
         setting = f"{last.drafted} nodes for {last.sequences} sequences" if last.drafted else "no drafts"
@@ -31,15 +31,20 @@ def status_of(policy: Policy, last: StepRecord | None = None) -> PolicyStatus:
             "adaptive",
             inner.drafter,
             setting,
-            inner.guard.reason or reason,
+            paused or inner.guard.reason or reason,
             tripped=inner.guard.tripped,
+            paused=bool(paused),
             profile=inner.profile.digest,
             schedule=schedule(inner.costs, inner.acceptance, inner.largest.depth, inner.context),
             **lately(inner.guard),
         )
     mode = inner.mode if isinstance(inner, UncutPolicy) else "own"
-    rows = [(r.batch, len(r.branching), r.margin) for r in inner.rows] if isinstance(inner, TablePolicy) else []
-    return PolicyStatus(mode, inner.drafter, setting, reason, schedule=rows)
+    rows, digest = [], ""
+    if isinstance(inner, TablePolicy):
+        rows, digest = [(r.batch, len(r.branching), r.margin) for r in inner.rows], inner.digest
+    return PolicyStatus(
+        mode, inner.drafter, setting, paused or reason, paused=bool(paused), profile=digest, schedule=rows
+    )
 
 
 def schedule(

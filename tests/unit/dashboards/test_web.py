@@ -13,6 +13,7 @@ import pytest
 from draftwing.core import EngineCounters, PolicyStatus
 from draftwing.parallel.messages import RankStats
 from draftwing_dashboards.web.router import router
+from draftwing_dashboards.web.study import Study
 from draftwing_dashboards.web.view import view
 from draftwing_dashboards.web.what_if import Question, answer, parse
 from draftwing_serve.http_api import make_app
@@ -167,7 +168,8 @@ def test_pieces_arrive_as_they_change() -> None:
     from draftwing_dashboards.web import router as module
 
     async def first_two() -> list[str]:
-        views = [view([]), view([RankStats(pid=1, state="ready", policy=STATUS)])]
+        seen_now = (view([]), view([RankStats(pid=1, state="ready", policy=STATUS)]))
+        views = [module.Screen(each, Study(missing="none")) for each in seen_now]
 
         async def seen() -> Any:
             return views.pop(0) if len(views) > 1 else views[0]
