@@ -45,7 +45,7 @@ class BlockConfig(BaseModel):
     num_attention_heads: int = Field(ge=1)
     num_key_value_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    rms_norm_eps: float = Field(gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
     hidden_act: str
     attention_bias: bool
     block_size: int = Field(ge=2, le=256)
