@@ -12,6 +12,7 @@ from draftwing.policy.artifact import read_artifact
 from draftwing_tuner.history import StudyRow, study_of
 
 WIDTH, HEIGHT = 120, 32  # of a curve, in its own units
+FLOOR = 0.5  # of plain decoding's rate; what is slower is drawn there
 AGAIN_S = 60.0  # until what could not be read is tried again
 
 
@@ -83,7 +84,7 @@ def _curve(batch: int, context: int, rows: list[StudyRow], top: float) -> Curve:
     step = WIDTH / max(len(rows) - 1, 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - 2 - (HEIGHT - 4) * max(value, 0.0) / top, 1)
+        return round(HEIGHT - 2 - (HEIGHT - 4) * max(value - FLOOR, 0.0) / (top - FLOOR), 1)
 
     best = max(rows, key=lambda row: row.value)
     points = [(0.0, y(rows[0].best))]

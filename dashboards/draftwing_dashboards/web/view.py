@@ -73,6 +73,9 @@ def _answer(policies: Sequence[PolicyStatus]) -> tuple[str, str, str]:
     """In words, its tone, and what it rests on."""
     if policies and all(policy.paused for policy in policies):
         return "Speculation is paused", "unknown", f"Every token is decoded plainly: {policies[0].reason}."
+    if tripped := [policy for policy in policies if policy.tripped]:
+        detail = f"{tripped[0].reason}. A step in a while still drafts, to find out when it pays again."
+        return "The guard holds speculation off", "bad", detail
     if all(policy.mode == "off" for policy in policies):
         return "Speculation is off", "unknown", "Every token is decoded plainly; there is nothing to compare."
     measured = _ratio(policies)
@@ -81,6 +84,10 @@ def _answer(policies: Sequence[PolicyStatus]) -> tuple[str, str, str]:
             return "Not measured yet", "unknown", "The ratio needs some more steps that draft."
         return "Not measured", "unknown", "This mode measures nothing while it runs; mode adaptive does."
     ratio, half = measured
+    astray = max((policy.cost_error or 0.0 for policy in policies), default=0.0)
+    if astray > ASTRAY:
+        detail = f"It rests on step times that are off by {astray:.0%} at the median, so it says little."
+        return f"{ratio:.2f}x plain decoding, not to be trusted", "unknown", detail
     low, high = ratio - half, ratio + half
     interval = f"95 % interval {low:.2f} to {high:.2f}: tokens over those that plain decoding makes in the same time."
     if low > SURE:

@@ -23,7 +23,9 @@ def status_of(policy: Policy, last: StepRecord | None = None, paused: str = "") 
     """last: the latest step. paused: as `Engine` has it."""
     setting = reason = ""
     if last is not None:
-        setting = f"{last.drafted} nodes for {last.sequences} sequences" if last.drafted else "no drafts"
+        many = f"{last.sequences} sequence{'s' * (last.sequences != 1)}"
+        nodes = f"{last.drafted or 'no'} draft node{'s' * (last.drafted != 1)}"
+        setting = f"{nodes} verified for {many}"
         reason = last.reason
     inner = policy.inner if isinstance(policy, LoggedPolicy) else policy
     if isinstance(inner, AdaptivePolicy):

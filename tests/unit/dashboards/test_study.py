@@ -40,9 +40,9 @@ def seen(studies: Studies, *digests: str) -> list[Study]:
 def test_the_best_so_far_by_trial() -> None:
     one, eight = curves(ROWS)
     assert (one.sequences, one.count, one.best, one.shape) == (1, 3, 2.0, "<b>, 4 nodes")
-    at = {0.8: 18.8, 1.0: 16.0, 2.0: 2.0}
+    at = {0.8: 24.4, 1.0: 20.7, 2.0: 2.0}
     assert one.trials == [(0.0, at[1.0]), (WIDTH / 2, at[0.8]), (WIDTH, at[2.0])]
-    assert one.line == "0.0,16.0 60.0,16.0 60.0,16.0 120.0,16.0 120.0,2.0"
+    assert one.line == "0.0,20.7 60.0,20.7 60.0,20.7 120.0,20.7 120.0,2.0"
     assert one.plain_y == eight.plain_y == at[1.0]
     assert eight.trials == [(0.0, at[1.0])]
     for curve in (one, eight):
