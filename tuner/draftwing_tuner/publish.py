@@ -74,6 +74,15 @@ def publish(
     return digest
 
 
+def prepare(uri: str) -> None:
+    """Before anything long: ConfigError where the uri can't be opened, SetupError where it can't be written."""
+    filesystem, root = open_uri(uri)
+    try:
+        filesystem.create_dir(root, recursive=True)
+    except OSError as error:
+        raise SetupError(f"policy.profile {uri} can't be written: {error}") from error
+
+
 def _write_folder(filesystem: FileSystem, root: str, digest: str, files: Mapping[str, bytes]) -> None:
     """All files of a profile. On a disk the folder appears whole; elsewhere its manifest comes last."""
     final = f"{root}/{digest}"

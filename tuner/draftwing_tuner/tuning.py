@@ -20,6 +20,7 @@ from draftwing.policy.modes import FixedPolicy, OffPolicy, parse_mode
 from draftwing.policy.table import TablePolicy
 from draftwing_tuner.bench import bounds_of
 from draftwing_tuner.collecting import collect_all
+from draftwing_tuner.commands import NO_DRAFTER
 from draftwing_tuner.fit import FitError, cost_rows, fit_error, fit_terms
 from draftwing_tuner.history import best_shapes, shape_text, study_rows
 from draftwing_tuner.learning import Learned, buckets_of, stored_shapes
@@ -39,7 +40,6 @@ HELD_OUT = 3  # one prompt in so many validates, and teaches nothing
 MEASURE, COLLECT, HELD, VALIDATE = 0.5, 0.6, 0.65, 0.95  # of the budget: by when each part should end
 MOST_ROUNDS = 12
 TAUGHT_TRACE, HELD_TRACE = "trace", "held-out"
-NO_DRAFTER = "nothing would be drafted: configure a drafter (drafters, or --drafter ngram)"
 
 
 @dataclass(frozen=True, slots=True)
