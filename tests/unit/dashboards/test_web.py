@@ -18,6 +18,7 @@ from draftwing_dashboards.web.study import Study
 from draftwing_dashboards.web.view import view
 from draftwing_dashboards.web.what_if import Question, answer, parse
 from draftwing_serve.http_api import make_app
+from draftwing_serve.metrics import EngineTotals
 from tests.unit.serve.fakes import FakeEngine, make_client, make_core
 
 T = TypeVar("T")
@@ -118,6 +119,14 @@ def test_the_answer_is_as_sure_as_its_interval(
 
 def told(**differing: Any) -> PolicyStatus:
     return replace(STATUS, reason="because", **differing)
+
+
+def test_a_pause_and_its_reason_are_metrics() -> None:
+    totals = EngineTotals()
+    totals.update({"tcp://a": RankStats(pid=1, state="ready", policy=told(paused=True))})
+    samples = {sample.name: sample for family in totals.collect() for sample in family.samples}
+    assert samples["draftwing_policy_paused"].value == 1
+    assert samples["draftwing_policy_reason_info"].labels == {"replica": "0", "reason": "because"}
 
 
 def test_what_holds_speculation_off_is_the_answer() -> None:
