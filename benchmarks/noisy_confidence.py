@@ -9,9 +9,10 @@ margin  the logistic function of its score less the runner-up's
 share   its share of the softmax over all scores: the same, against all others together
 
 With --goldens, the heads that were trained for tiny targets draft chains of 4 in the engine; each verified token whose
-parent was accepted is a label. With --model, a model without some of its layers drafts the next token at each position
-of the example prompts. AUC: how often an accepted token has a higher confidence than a refused one. Log loss in nats:
-of a logistic regression on the log-odds, fitted to half of the labels and tried on the others.
+parent was accepted is a label. Heads that grow trees by confidence also draft trees of 8 nodes, by q and by share: what
+they make a verify, bonus token included. With --model, a model without some of its layers drafts the next token at each
+position of the example prompts. AUC: how often an accepted token has a higher confidence than a refused one. Log loss
+in nats: of a logistic regression on the log-odds, fitted to half of the labels and tried on the others.
 
 Shapes: N positions, V vocabulary.
 """
@@ -41,7 +42,8 @@ from draftwing.engine.build import build_local
 from draftwing.engine.loading import load_target
 from draftwing.engine.noise import gumbel
 from draftwing.engine.processors import SampleRows, SamplerState, process, to_device
-from draftwing.offline import run_all
+from draftwing.engine.step import Engine
+from draftwing.offline import acceptance_length, run_all
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.modes import FixedPolicy
 from draftwing.policy.nodes import log_odds, side_by_side
@@ -51,7 +53,8 @@ from draftwing.testing.goldens.case import Case
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("q", "margin", "share")
-CHAIN = DraftShape((1,) * 4, 4)
+CHAIN, TREE = DraftShape((1,) * 4, 4), DraftShape((4, 3, 2, 1), 8)
+GROWN = ("eagle1_nobias", "eagle3_d2t", "dflash_full")  # heads whose trees follow confidences
 TEXT, TARGETS_BEST, DRAWS = 64, 192, 4  # tokens of a text; of the target that may win; draws of the noise
 Floats = npt.NDArray[np.float64]
 
@@ -72,15 +75,26 @@ class Noted:
 
     def children(self, logits: Tensor, rows: SampleRows, width: int, *rest: Any, **more: Any) -> Children:
         """In place of the drafters' own: the same, and noted."""
-        ids, size = (*rest, None, None)[:2]
-        own = logits[:, :size] if ids is None else in_target_ids(logits, ids, size)
-        values = process(own, rows).log_softmax(-1)
+        values = log_q(logits, rows, *rest)
         top, tokens = values.topk(min(HASHED, values.shape[1]), -1)
         keys = np.array([state.key for state in rows.sequences], dtype=np.int64)[rows.seq_of_row]
         noise = gumbel(to_device(keys, values), to_device(rows.positions, values), tokens)
         places = zip(keys.tolist(), rows.positions.tolist(), strict=True)
         self.found |= dict(zip(places, confidences(top, top + noise).tolist(), strict=True))
         return children(logits, rows, width, *rest, **more)
+
+
+def log_q(logits: Tensor, rows: SampleRows, ids: Tensor | None = None, size: int | None = None) -> Tensor:
+    """[N, V] of the drafter, after the request's own processors."""
+    own = logits[:, :size] if ids is None or size is None else in_target_ids(logits, ids, size)
+    return process(own, rows).log_softmax(-1)
+
+
+def by_q(logits: Tensor, rows: SampleRows, width: int, *rest: Any, **more: Any) -> Children:
+    """The same children, with their probabilities as confidences."""
+    made = children(logits, rows, width, *rest, **more)
+    shares = log_q(logits, rows, *rest).exp().gather(1, torch.from_numpy(made.tokens))
+    return Children(made.tokens, shares.numpy(), made.sources)
 
 
 class Labels(FixedPolicy):
@@ -102,22 +116,42 @@ class Labels(FixedPolicy):
             self.rows.append([*self._noted.found[place], float(accepted[i])])
 
 
-def of_head(folder: Path, name: str, temperature: float, count: int, tokens: int) -> Floats:
-    """[labels, 4]: confidences, and 1 where accepted."""
-    case, noted = Case(folder / name), Noted()
+def with_head(folder: Path, name: str, chosen_by: Any) -> Engine:
+    """An engine of a golden case, whose drafter gets its children from `chosen_by`."""
+    case = Case(folder / name)
     document = {
         "model": {"path": str(case.part("target")), "compile": False, "cpu_threads": 1},
         "drafters": [{"path": str(case.part("drafter")), **HEADS[name]}],
         "limits": {"context": 128, "sequences": 8},
         "cache": {"tokens": 2048},
     }
-    engine, _ = build_local(Config.model_validate(document))
+    for module in (feature_drafter, block_drafter, medusa_drafter, model_drafter):
+        module.children = chosen_by  # type: ignore[attr-defined]
+    return build_local(Config.model_validate(document))[0]
+
+
+def requests(engine: Engine, temperature: float, count: int, tokens: int) -> list[Request]:
     texts = random_prompts(engine.runner.vocab_size)
     params = [SamplingParams(max_tokens=tokens, temperature=temperature, seed=i, ignore_eos=True) for i in range(count)]
-    asked = [Request(f"{i}", texts[i % len(texts)], one) for i, one in enumerate(params)]
+    return [Request(f"{i}", texts[i % len(texts)], one) for i, one in enumerate(params)]
+
+
+def of_trees(folder: Path, name: str, *traffic: Any) -> dict[str, float]:
+    """Acceptance length of trees that are grown by q, and by share."""
+    found = {}
+    for kind, chosen_by in (("q", by_q), ("share", children)):
+        engine = with_head(folder, name, chosen_by)
+        engine.policy = FixedPolicy(engine.policy.drafter, TREE)
+        found[kind] = acceptance_length(run_all(engine, requests(engine, *traffic)))
+    return found
+
+
+def of_head(folder: Path, name: str, *traffic: Any) -> Floats:
+    """[labels, 4]: confidences, and 1 where accepted."""
+    noted = Noted()
+    engine = with_head(folder, name, noted.children)
+    asked = requests(engine, *traffic)
     keys = {one.id: SamplerState.create(one.params, one.prompt_ids).key for one in asked}
-    for module in (feature_drafter, block_drafter, medusa_drafter, model_drafter):
-        module.children = noted.children  # type: ignore[attr-defined]
     labels = engine.policy = Labels(engine.policy.drafter, noted, keys)
     run_all(engine, asked)
     return np.array(labels.rows)
@@ -207,13 +241,14 @@ def main() -> int:
     rows = []
     for one in found:
         row = summary(*one)
+        if args.model is None and one[0] in GROWN:
+            row["tree"] = of_trees(args.goldens, *one[:2], args.requests, args.tokens)
         rows.append(row)
         if not args.json:
-            told = [" ".join(f"{kind} {value:.3f}" for kind, value in row[what].items()) for what in ("auc", "loss")]
-            start = (
-                f"{row['drafter']:18} T {row['temperature']}: {row['labels']} labels, {row['accepted']:.2f} accepted"
-            )
-            print(f"{start}   auc {told[0]}   loss {told[1]}", flush=True)
+            tables = [(what, row[what]) for what in ("auc", "loss", "tree") if what in row]
+            told = [f"{what} " + " ".join(f"{kind} {n:.3f}" for kind, n in table.items()) for what, table in tables]
+            head = f"{row['drafter']:18} T {row['temperature']}: {row['labels']} labels, {row['accepted']:.2f} accepted"
+            print("   ".join([head, *told]), flush=True)
     if args.json:
         print(json.dumps({"schema": 1, "rows": rows}, indent=1))
     return 0
