@@ -193,7 +193,7 @@ def comparison(tallies: dict[str, Tally], identical: bool) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title="Gemma 3 270M on this CPU, one request at a time, drafting by prompt lookup (k = 4)")
+    table = Table(title="Gemma 3 270M on this CPU, one request at a time, drafting by prompt lookup")
     table.add_column("prompts")
     for name in ("plain tok/s", "spec. tok/s", "speedup", "acceptance length", "plain TTFT ms", "spec. TTFT ms"):
         table.add_column(name, justify="right")

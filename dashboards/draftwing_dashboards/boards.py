@@ -210,12 +210,13 @@ SPECULATION = Dashboard(
                     idle=True,
                 ),
                 Panel(
-                    "Guard and profiles",
+                    "Guard, operators and profiles",
                     [
-                        Query(f"sum({PREFIX}policy_guard_tripped)", "replicas held off"),
+                        Query(f"sum({PREFIX}policy_guard_tripped)", "replicas held off by the guard"),
+                        Query(f"sum({PREFIX}policy_paused)", "replicas paused by an operator"),
                         Query(f"max({PREFIX}policy_generation)", "profiles taken while serving"),
                     ],
-                    "Replicas whose guard holds speculation off, and how often a profile was loaded.",
+                    "Replicas on which speculation is held off, and how often a profile was loaded.",
                 ),
             ],
         ),

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from draftwing.checkpoints.hub import resolve_model
 from draftwing.checkpoints.tokenizer import load_tokenizer
 from draftwing.config import Config, require_model, with_environment
+from draftwing.errors import DraftwingError
 from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient
 from draftwing.parallel.endpoint import Endpoint
@@ -30,6 +31,7 @@ from draftwing_serve.prepare import ModelFacts, Preparer
 from draftwing_serve.rank_actor import DEFAULT_FACTORY
 from draftwing_serve.rank_team import RANK_CPUS
 from draftwing_serve.ray_edge import cluster_gpus, deployment
+from draftwing_serve.steering import Action
 from draftwing_serve.target import TargetReplica
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ REPLICA_CPUS = 0.1
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 _DISCOVERY_S = 2.0
+STEER_S = 30.0  # a profile is read meanwhile
 
 
 class Gateway:
@@ -69,12 +72,13 @@ class Gateway:
         )
         options = GatewayOptions(
             keys=tuple(key.get_secret_value() for key in config.server.keys or ()),
+            profile=config.policy.profile,
             request_timeout_s=config.server.request_timeout_s,
             # Serve's own proxy writes the header; HAProxy in front doesn't.
             echo_request_id=os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1",
         )
         pool = EnginePool(self._discover, EngineClient.connect)
-        self._core = GatewayCore(Preparer(facts, tokenizer, config.limits.request), pool, options)
+        self._core = GatewayCore(Preparer(facts, tokenizer, config.limits.request), pool, options, self._steer)
         await pool.refresh()
         return make_app(self._core)
 
@@ -91,6 +95,16 @@ class Gateway:
             logger.warning("no answer from the target replicas: %s", str(error).splitlines()[:1])
             return []
         return [Advert(Endpoint(**each["endpoint"]), each["digest"]) for each in found]
+
+    async def _steer(self, action: Action, reason: str) -> list[str]:
+        """All replicas that Serve runs now, whether or not this gateway is connected to them."""
+        try:
+            async with asyncio.timeout(STEER_S):
+                answers: list[str] = await self._target.broadcast("steer", action, reason).results_async()
+        except (TimeoutError, ray.exceptions.RayError, RayServeException) as error:
+            logger.warning("not all replicas took %s: %s", action, error)
+            raise DraftwingError(f"not every replica took it within {STEER_S:g} seconds; look, and try again") from None
+        return answers
 
 
 def build(config: Config) -> serve.Application:

@@ -24,6 +24,7 @@ from draftwing_serve.errors import ApiError
 from draftwing_serve.metrics import GatewayMetrics
 from draftwing_serve.prepare import Job, Preparer
 from draftwing_serve.resume import follow
+from draftwing_serve.steering import Steer, nobody_to_steer
 from draftwing_serve.streams import merge
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """keys: accepted API keys, none: all are let in. Times in seconds."""
+    """keys: accepted API keys, none: all are let in. profile: where `policy.profile` points. Times in seconds."""
 
     keys: tuple[str, ...] = ()
+    profile: str | None = None
     request_timeout_s: float = 600.0
     body_timeout_s: float = 30.0
     prepare_threads: int = 4
@@ -42,10 +44,15 @@ class GatewayOptions:
 
 
 class GatewayCore:
-    def __init__(self, preparer: Preparer, pool: EnginePool, options: GatewayOptions) -> None:
+    """steer: passes on what an operator asks of all replicas; gives what each answered."""
+
+    def __init__(
+        self, preparer: Preparer, pool: EnginePool, options: GatewayOptions, steer: Steer = nobody_to_steer
+    ) -> None:
         self.preparer = preparer
         self.pool = pool
         self.options = options
+        self.steer = steer
         self.metrics = GatewayMetrics()
         self._threads = ThreadPoolExecutor(options.prepare_threads, thread_name_prefix="prepare")
 

@@ -168,10 +168,12 @@ def _serve_started(config: Config, ray_host: RayHost) -> Iterator[None]:
     from draftwing_serve import board
     from draftwing_serve.app import APPLICATION
     from draftwing_serve.ray_edge import shutdown_serve
+    from draftwing_serve.steering import pause_of
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     mine = not _check_running_serve(config)
     board.clear(APPLICATION)
+    board.clear(pause_of(APPLICATION))
     try:
         if mine:
             serve.start(
@@ -292,7 +294,8 @@ def _announce(config: Config, options: ServeOptions, url: str) -> None:
         key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.keys else ""
         line = (
             f"{name} is served at {url} (policy {config.policy.mode}). Ctrl-C stops it. Try:\n\n"
-            f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n"
+            f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n\n"
+            f"{url}/dash shows whether speculation pays, {url}/metrics is for Prometheus.\n"
         )
     options.results.write(line + "\n")
     options.results.flush()

@@ -45,6 +45,7 @@ POLICY_GAUGES = (
     ("predicted_ratio", "The speedup that the cost and acceptance models expected.", "predicted"),
     ("cost_error_ratio", "Median relative error of predicted step times.", "cost_error"),
     ("guard_tripped", "1 while the guard holds speculation off.", "tripped"),
+    ("paused", "1 while an operator holds speculation off.", "paused"),
 )
 STEP_PARTS = ("schedule", "draft", "forward", "sample", "commit")
 
@@ -218,16 +219,19 @@ class EngineTotals(Collector):
         generation = GaugeMetricFamily(
             "draftwing_policy_generation", "Profiles taken while serving.", labels=["replica"]
         )
+        why = GaugeMetricFamily(
+            "draftwing_policy_reason_info", "Why the last step did so.", labels=["replica", "reason"]
+        )
         for index, stats in enumerate(self._live.values()):
             generation.add_metric([str(index)], stats.policy_generation)
             if (policy := stats.policy) is None:
                 continue
             info.add_metric([str(index), policy.mode, policy.drafter, policy.profile], 1)
+            why.add_metric([str(index), policy.reason], 1)
             for name, _, attribute in POLICY_GAUGES:
                 if (value := getattr(policy, attribute)) is not None:
                     families[name].add_metric([str(index)], float(value))
-        yield info
-        yield generation
+        yield from (info, why, generation)
         yield from families.values()
 
 

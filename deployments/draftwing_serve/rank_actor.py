@@ -118,6 +118,18 @@ class RankActor:
         server.use_policy(swap)
         return ""
 
+    def pause(self, reason: str) -> str:
+        """Hold speculation off from the next step on, for this reason; "": let it run again. "" or why it can't be."""
+        engine, server = self._engine, self._server
+        if engine is None or server is None:
+            return "the engine is still loading"
+
+        def act() -> None:
+            engine.paused = reason
+
+        server.between_steps(act)
+        return ""
+
     def stop(self) -> None:
         """End after the present step."""
         if self._server is not None:

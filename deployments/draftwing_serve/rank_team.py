@@ -63,6 +63,11 @@ class RankTeam:
         refused: str = await self._actors[0].use_profile.remote()
         return refused
 
+    async def pause(self, reason: str) -> str:
+        """See `RankActor.pause`; rank 0 alone drafts."""
+        refused: str = await self._actors[0].pause.remote(reason)
+        return refused
+
     async def stop(self) -> None:
         """End after the present step; rank 0 tells the others."""
         await self._actors[0].stop.remote()

@@ -22,7 +22,9 @@ from draftwing.logs import configure_logging
 from draftwing.parallel.client import EngineClient, ReplicaDied
 from draftwing.parallel.endpoint import Endpoint
 from draftwing_serve import board
+from draftwing_serve.profile_watch import ProfileWatch
 from draftwing_serve.rank_team import RankTeam
+from draftwing_serve.steering import Action, pause_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ START_TIMEOUT_S = 3600.0
 STUCK_S = 120.0  # a step may be long (a big prefill on a CPU); no answer for this long is a rank that hangs
 IDLE_S = 10.0  # after which ranks that follow another are tried by a step of their own
 _PING_S = 2.0
-_DRAFTER_POLL_S, _DRAFTER_WAIT_S, _PROFILE_POLL_S = 1.0, 2.0, 2.0
+_DRAFTER_POLL_S, _DRAFTER_WAIT_S = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,16 @@ class TargetReplica:
         except DraftwingError as error:
             board.post(application, {"state": "failed", "error": str(error), "exit_code": error.exit_code})
             raise
+        if reason := board.read(pause_of(application)).get("reason"):
+            await self._team.pause(reason)
+        policy = (await self._client.stats()).policy
+        live = policy.profile if policy is not None else ""
+        uri = config.policy.profile if live else None
+        self._profiles = ProfileWatch(uri, self._team.use_profile, live)
         self._drafter = drafter
         self._watchers = [asyncio.create_task(self._watch_drafters())] if drafter is not None else []
-        if config.policy.profile is not None:
-            self._watchers.append(asyncio.create_task(self._watch_profile(config.policy.profile)))
+        if uri is not None:
+            self._watchers.append(asyncio.create_task(self._profiles.run()))
         self._description = TargetDescription(endpoint, folder.digest, ready["context"], ready["vocab_size"])
         self._tell("ready")
 
@@ -105,6 +113,19 @@ class TargetReplica:
             raise SetupError(str(error)) from error
         else:
             self._answered = now
+
+    async def steer(self, action: Action, reason: str) -> str:
+        """What an operator asked of every replica; what came of it here, "" where that is just what was asked.
+
+        A pause is noted in the cluster too: a replica that starts later begins with it.
+        """
+        match action:
+            case "look":
+                return await self._profiles.look()
+            case "pause" | "resume":
+                held = reason if action == "pause" else ""
+                board.post(pause_of(self._application), {"reason": held})
+                return await self._team.pause(held)
 
     async def drain(self, grace_s: float) -> int:
         """Refuse new requests and wait for those under way; how many are left after grace_s."""
@@ -140,26 +161,6 @@ class TargetReplica:
                 await self._team.connect_drafters(endpoints)
                 known = endpoints
             await asyncio.sleep(_DRAFTER_POLL_S)
-
-    async def _watch_profile(self, uri: str) -> None:
-        """Use what is published while we serve. One that is refused is named in the log, and the old one stays."""
-        from draftwing.policy.artifact import current
-
-        known = await asyncio.to_thread(current, uri)
-        while True:
-            await asyncio.sleep(_PROFILE_POLL_S)
-            try:
-                published = await asyncio.to_thread(current, uri)
-            except DraftwingError as error:
-                logger.warning("can't look for a new profile: %s", error)
-                continue
-            if published is None or published == known:
-                continue
-            known = published
-            if refused := await self._team.use_profile():
-                logger.warning("profile %s is not used: %s", published, refused)
-            else:
-                logger.info("profile %s is used from now on", published)
 
     async def _real_step(self, name: str) -> None:
         """One request through everything: a rank that can't compute must not be found out by a client."""

@@ -34,7 +34,7 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=65536)]
 
 PLACED_METHODS = ("ngram", "suffix", "draft_model")  # they need nothing of the target but its tokens
-DEFAULT_MODE = "fixed:k=4"
+BLIND_MODE = "fixed:k=4"  # the default where plans may not depend on what was drawn
 FROM_CHECKPOINT = "checkpoint"  # the method of a drafter that names a path alone
 
 
@@ -161,7 +161,10 @@ class TargetsConfig(Section):
 
 
 class PolicyConfig(Section):
-    """How much to draft. mode's default depends on the drafters: see `Config`. log: file for every decision."""
+    """How much to draft. log: file for every decision.
+
+    mode's default: off without a drafter, adaptive with one, fixed:k=4 where sampling is rejection.
+    """
 
     mode: str = Field(default="off", description=FORMS)
     profile: Text | None = None
@@ -183,6 +186,11 @@ class PolicyConfig(Section):
         if targets is not None and targets.ttft_ms is not None:
             raise ValueError(", and ttft_ms is not available in this version; remove it, tpot_ms is")
         return targets
+
+    @property
+    def blind(self) -> bool:
+        """Whether no plan depends on what was drawn: one that does would bias what `sampling: rejection` emits."""
+        return self.mode.startswith(("off", "fixed"))
 
     def check(self) -> None:
         """ValueError where the mode has no use for a setting, or lacks one."""
@@ -278,8 +286,8 @@ class Config(Section):
     drafters: list[DrafterConfig] = Field(
         default=[], max_length=16, description="a list of drafters, each a mapping with method, name and options"
     )
-    policy: PolicyConfig = Field(default=PolicyConfig(), validate_default=True)
     sampling: Literal["invariant", "rejection"] = "invariant"
+    policy: PolicyConfig = Field(default=PolicyConfig(), validate_default=True)
     cache: CacheConfig = CacheConfig()
     limits: LimitsConfig = LimitsConfig()
     server: ServerConfig = ServerConfig()
@@ -317,11 +325,15 @@ class Config(Section):
     def _resolved_mode(cls, policy: PolicyConfig, info: ValidationInfo) -> PolicyConfig:
         """A drafter that was configured is used, unless the mode says otherwise."""
         drafts = any(drafter.method != "none" for drafter in info.data.get("drafters", []))
+        rejection = info.data.get("sampling") == "rejection"
         if "mode" not in policy.model_fields_set:
-            wanted = "adaptive" if policy.profile is not None or policy.targets is not None else DEFAULT_MODE
-            return policy.model_copy(update={"mode": wanted if drafts else "off"})
-        if policy.mode != "off" and not drafts and "drafters" in info.data:
+            learning = not rejection or policy.profile is not None or policy.targets is not None
+            wanted = "adaptive" if learning else BLIND_MODE
+            policy = policy.model_copy(update={"mode": wanted if drafts else "off"})
+        elif policy.mode != "off" and not drafts and "drafters" in info.data:
             raise ValueError(", but no drafter is configured; add one to drafters, or use mode off")
+        if rejection and not policy.blind:
+            raise ValueError(f", but sampling is 'rejection', which needs mode off or fixed, not {policy.mode!r}")
         policy.check()
         return policy
 
@@ -331,12 +343,3 @@ class Config(Section):
         chooser = next((drafter for drafter in self.drafters if drafter.method == "auto"), None)
         first = chooser or next(iter(self.drafters), None)
         return "" if first is None else first.name
-
-    @field_validator("sampling")
-    @classmethod
-    def _blind_plans(cls, sampling: str, info: ValidationInfo) -> str:
-        """A plan that looks at what was drawn would change the distribution of the output."""
-        policy = info.data.get("policy")
-        if sampling == "rejection" and policy is not None and not policy.mode.startswith(("off", "fixed")):
-            raise ValueError(f", which needs policy.mode off or fixed, not {policy.mode!r}; expected 'invariant'")
-        return sampling

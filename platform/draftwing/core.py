@@ -263,6 +263,7 @@ class PolicyStatus:
     time, half_width: half of its 95 % interval; None while too few steps tell. predicted: the ratio that the cost and
     acceptance models expected. cost_error: median relative error of predicted step times. profile: digest of the
     profile in use, "" if none. schedule: sequences, the draft length they would get, and the ratio expected of it.
+    paused: an operator holds speculation off, and the reason says since when.
     """
 
     mode: str
@@ -270,6 +271,7 @@ class PolicyStatus:
     setting: str
     reason: str
     tripped: bool = False
+    paused: bool = False
     ratio: float | None = None
     half_width: float | None = None
     predicted: float | None = None

@@ -22,7 +22,7 @@ def configure_logging(level: str = "info", form: str = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for package in ("draftwing", "draftwing_serve", "draftwing_tuner"):
+    for package in ("draftwing", "draftwing_serve", "draftwing_tuner", "draftwing_dashboards"):
         logging.getLogger(package).setLevel(level.upper())
 
 

@@ -1,4 +1,4 @@
-"""A profile that is published while a rank serves: used between two steps, or refused by the field that is wrong."""
+"""A rank that is steered while it serves: a profile is used between two steps or refused by field, drafting pauses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from draftwing.config import Config
 from draftwing.core import Request, SamplingParams
+from draftwing.decisions.log import read_log
 from draftwing.engine.build import build_engine
 from draftwing.engine.identity import profile_key
 from draftwing.parallel.client import EngineClient
@@ -32,14 +33,15 @@ def config(tmp_path: Path) -> Config:
         {
             "model": {"path": str(model), "device": "cpu", "dtype": "float32", "cpu_threads": 1},
             "drafters": [{"name": "lookup", "method": "ngram"}],
-            "policy": {"mode": "adaptive", "profile": str(tmp_path / "profiles")},
+            "policy": {"mode": "adaptive", "profile": str(tmp_path / "profiles"), "log": str(tmp_path / "log")},
             "cache": {"tokens": 4096},
         }
     )
 
 
 def key_of(config: Config) -> dict[str, str]:
-    plain = config.model_copy(update={"policy": config.policy.model_copy(update={"mode": "off", "profile": None})})
+    off = config.policy.model_copy(update={"mode": "off", "profile": None, "log": None})
+    plain = config.model_copy(update={"policy": off})
     return profile_key(config, build_engine(plain))
 
 
@@ -81,7 +83,7 @@ def endpoint_of(actor: RankActor) -> Endpoint:
                 return endpoint
 
 
-def test_a_running_engine_takes_a_new_profile_and_refuses_a_wrong_one(actor: RankActor, config: Config) -> None:
+def test_a_running_engine_is_steered(actor: RankActor, config: Config) -> None:
     endpoint, key = endpoint_of(actor), key_of(config)
     params = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
 
@@ -109,11 +111,25 @@ def test_a_running_engine_takes_a_new_profile_and_refuses_a_wrong_one(actor: Ran
         assert tokens == plain
         assert "dtype is 'bfloat16' there and 'float32' here" in said
         seen.append(await client.stats())
+        counted = []
+        for reason in ("paused by a test", ""):
+            assert await asyncio.to_thread(actor.pause, reason) == ""
+            tokens, _ = await decode(client, f"with {reason}")
+            assert tokens == plain
+            stats = await client.stats()
+            assert stats.policy is not None
+            assert stats.policy.paused == bool(reason)
+            assert not reason or stats.policy.reason == reason
+            counted.append(stats.counters.draft_tokens)
+        assert seen[-1].counters.draft_tokens == counted[0] < counted[1]
         await client.close()
-        return seen
+        return [*seen, stats]
 
-    before, after, last = asyncio.run(asyncio.wait_for(run(), 120))
-    digests = [each.policy.profile for each in (before, after, last) if each.policy is not None]
+    before, after, refused, last = asyncio.run(asyncio.wait_for(run(), 120))
+    digests = [each.policy.profile for each in (before, after, refused) if each.policy is not None]
     assert len(digests) == 3
     assert digests[0] != digests[1] == digests[2]
+    logs = [read_log(Path(f"{config.policy.log}{end}")) for end in (".1", "")]
+    assert [origin.digest for origin, _ in logs] == digests[:2]
+    assert sum(len(steps) for _, steps in logs) == last.counters.steps
     assert [each.policy_generation for each in (before, after, last)] == [0, 1, 1]

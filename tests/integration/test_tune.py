@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from draftwing.policy.artifact import read_artifact
+from draftwing_tuner.history import study_of
 from tests.conftest import ROOT
 from tests.tiny_models import golden
 
+CLI = [sys.executable, "-m", "draftwing.cli"]
 CONFIG = """
 model: {{path: {path}, dtype: float32, device: cpu, cpu_threads: 1, compile: false}}
 drafters: [{{name: lookup, method: ngram}}]
@@ -27,7 +29,7 @@ limits: {{sequences: 2, context: 256}}
 def command(folder: Path) -> list[str]:
     (folder / "draftwing.yaml").write_text(CONFIG.format(path=golden("llama8")))
     flags = ["-c", "draftwing.yaml", "--budget", "20s", "--max-tokens", "16", "--trials", "4", "--out", "out", "--json"]
-    return [sys.executable, "-m", "draftwing.cli", "tune", *flags]
+    return [*CLI, "tune", *flags]
 
 
 @pytest.mark.slow
@@ -65,3 +67,18 @@ def test_tune_survives_a_stop_and_publishes(tmp_path: Path) -> None:
     assert artifact.digest == found["digest"]
     assert len(artifact.costs) == found["cells"]
     assert artifact.curves.verify
+    assert artifact.manifest.about["mode"] == found["mode"]
+    assert {(row.batch, row.trial) for row in study_of(artifact)} >= {(b, n) for b in (1, 2) for n in range(4)}
+
+    again = subprocess.run(
+        [*CLI, "simulate", "--trace", "out/held-out", "--profile", found["profile"], "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    replayed = {entry["setting"]: entry["overall"] for entry in found["replayed"]}
+    for entry in json.loads(again.stdout)["settings"]:
+        assert entry["overall"] == pytest.approx(replayed[entry["name"]]), entry["name"]

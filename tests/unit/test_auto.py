@@ -105,4 +105,4 @@ def test_the_chooser_is_the_drafter_of_the_config() -> None:
     drafters = [{"method": "ngram"}, {"method": "auto", "name": "best"}, {"method": "suffix"}]
     config = load_config(None, {"drafters": drafters}, {}).config
     assert config.drafter_name == "best"
-    assert config.policy.mode == "fixed:k=4"
+    assert config.policy.mode == "adaptive"

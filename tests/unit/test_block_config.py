@@ -77,7 +77,7 @@ def test_dspark_predicts_from_the_anchor_on_in_its_own_dialect(config: dict[str,
     [
         ({"attention_sink_bias": True}, "attention_sink_bias is True"),
         ({"projector_type": "domino"}, "projector_type is 'domino'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"num_target_layers": 36}, "num_target_layers is 36, but the target has 8"),
         ({"layer_types": ["linear_attention"] * 2}, "'linear_attention'"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None"),

@@ -111,12 +111,15 @@ def test_an_empty_file_and_empty_sections_set_nothing() -> None:
     ("text", "overrides", "mode"),
     [
         ("", {}, "off"),
-        ("drafters: [{method: ngram}]", {}, "fixed:k=4"),
+        ("drafters: [{method: ngram}]", {}, "adaptive"),
         ("drafters: [{method: none}]", {}, "off"),
         ("drafters: [{method: ngram}]\npolicy: {mode: off}", {}, "off"),
         ("drafters: [{method: ngram}]\npolicy: {mode: fixed:k=2}", {}, "fixed:k=2"),
         ("policy: {mode: off}", {"drafters": [{"method": "ngram"}]}, "off"),
-        ("drafters: [{method: ngram}]\npolicy: {targets: null}", {}, "fixed:k=4"),
+        ("drafters: [{method: ngram}]\npolicy: {targets: null}", {}, "adaptive"),
+        ("drafters: [{method: ngram}]\nsampling: rejection", {}, "fixed:k=4"),
+        ("drafters: [{method: ngram}]", {"sampling": "rejection"}, "fixed:k=4"),
+        ("drafters: [{method: none}]\nsampling: rejection", {}, "off"),
     ],
 )
 def test_a_configured_drafter_is_used_unless_the_mode_says_otherwise(
@@ -179,6 +182,14 @@ def test_a_setting_that_the_mode_does_not_use_is_refused(policy: str, said: str)
     assert said in problems(f"drafters: [{{method: ngram}}]\npolicy: {policy}")[0]
 
 
+@pytest.mark.parametrize(
+    "policy", ["{mode: adaptive}", "{mode: adaptive:k=2}", "{profile: p}", "{targets: {tpot_ms: 9}}"]
+)
+def test_a_policy_that_looks_at_what_was_drawn_is_refused_with_rejection(policy: str) -> None:
+    (line,) = problems(f"drafters: [{{method: ngram}}]\npolicy: {policy}\nsampling: rejection")
+    assert "but sampling is 'rejection', which needs mode off or fixed, not 'adaptive" in line
+
+
 def test_a_profile_or_a_target_asks_for_adaptive() -> None:
     for policy in ("{profile: p}", "{targets: {tpot_ms: 20}}"):
         assert load(f"drafters: [{{method: ngram}}]\npolicy: {policy}").config.policy.mode == "adaptive"
@@ -199,7 +210,7 @@ def test_a_profile_or_a_target_asks_for_adaptive() -> None:
         (
             "zzz: 1",
             "c.yaml:1: zzz is not a setting; "
-            "expected one of model, parallel, drafters, policy, sampling, cache, limits, server",
+            "expected one of model, parallel, drafters, sampling, policy, cache, limits, server",
         ),
         (
             "policy: {targets: {tpt_ms: 3}}",
@@ -255,7 +266,7 @@ def test_a_profile_or_a_target_asks_for_adaptive() -> None:
         ("cache: 5", "c.yaml:1: cache must be a mapping with block_tokens, gpu_fraction, tokens, prefix"),
         (
             "[1]",
-            "c.yaml: a config is a mapping with model, parallel, drafters, policy, sampling, cache, limits, server",
+            "c.yaml: a config is a mapping with model, parallel, drafters, sampling, policy, cache, limits, server",
         ),
         (
             "drafters: {method: ngram}",
@@ -381,7 +392,7 @@ def test_a_variable_is_read_by_the_type_of_its_setting(name: str, text: str, key
 def test_lists_can_be_set_by_a_variable() -> None:
     loaded = load(environ={"DRAFTWING_DRAFTERS": "[{method: ngram, max_match: 2}]"})
     assert loaded.config.drafters[0].options == {"max_match": 2}
-    assert loaded.config.policy.mode == "fixed:k=4"
+    assert loaded.config.policy.mode == "adaptive"
 
 
 @pytest.mark.parametrize(

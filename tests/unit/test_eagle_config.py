@@ -20,15 +20,28 @@ def test_flags_mean_what_their_writer_meant() -> None:
 
 
 def test_rope() -> None:
-    assert read_eagle_config(DIMS).rope["rope_theta"] == 10000
-    assert read_eagle_config({**DIMS, "rope_theta": 5e5}).rope["rope_theta"] == 5e5
-    assert read_eagle_config({**DIMS, "rope_parameters": {"rope_theta": 7.0}}).rope["rope_theta"] == 7
-    assert read_eagle_config({**DIMS, "rope_theta": 5e5}, rope_theta=3.0).rope["rope_theta"] == 3
+    def theta(more: dict[str, Any], override: float | None = None) -> Any:
+        return read_eagle_config({**DIMS, **more}, override).rope["rope_parameters"]["rope_theta"]
+
+    assert theta({}) == theta({"rope_theta": None}) == 10000
+    assert theta({"rope_theta": 5e5}) == 5e5
+    assert theta({"rope_parameters": {"rope_theta": 7.0}}) == 7
+    assert theta({"rope_theta": 5e5}, 3.0) == 3
     with pytest.raises(ConfigError, match="rope type 'dynamic'"):
         read_eagle_config({**DIMS, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
 
 
-@pytest.mark.parametrize("wrong", [{"hidden_act": "gelu"}, {"hidden_size": None}, {"num_attention_heads": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden_act": "gelu"},
+        {"hidden_size": None},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"head_dim": 5},
+        {"partial_rotary_factor": 0.5},
+    ],
+)
 def test_what_the_head_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         read_eagle_config({**DIMS, **wrong})

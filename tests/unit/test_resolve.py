@@ -285,6 +285,18 @@ def test_a_setting_that_contradicts_its_checkpoint_is_refused_with_both() -> Non
         check_method("dflash", layout, "drafters.0.method", "here")
 
 
+def test_a_block_drafter_narrower_than_its_target_is_told_by_the_layers_it_names() -> None:
+    shapes = {**block(), "fc.weight": (H, 3 * 2 * H), "embed_tokens.weight": (V, H), "lm_head.weight": (V, H)}
+    tensors = {Path("a"): {name: StoredTensor("F32", shape, 1) for name, shape in shapes.items()}}
+    config = {"hidden_size": H, "num_attention_heads": 2, "block_size": 4, "mask_token_id": 1}
+    told = describe(Published("here", Path("here"), {**config, "target_layer_ids": [1, 3, 5]}, tensors))
+    assert told.features is not None
+    assert told.features.hidden_states == (2, 4, 6)
+    assert told.refused is None
+    with pytest.raises(ConfigError, match="fc takes 48 numbers, which are no 5 hidden states"):
+        describe(Published("here", Path("here"), {**config, "target_layer_ids": [1, 3, 5, 6, 7]}, tensors))
+
+
 JSON = st.none() | st.booleans() | st.integers(-2, 70) | st.text(max_size=3) | st.lists(st.integers(-2, 9), max_size=3)
 PARTS = ("text_config", "transformer_layer_config", "eagle_config", "dflash_config", "dspark_config")
 KEYS = (

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import SamplingParams
 from draftwing.errors import ConfigError
+from draftwing.prompts import prompt_texts
 
 if TYPE_CHECKING:
     from draftwing_tuner.session import Session
 
+NO_DRAFTER = "nothing would be drafted: configure a drafter (drafters, or --drafter ngram)"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -54,10 +56,17 @@ def run(args: argparse.Namespace) -> int:
     if args.temperature < 0:
         raise ConfigError(f"--temperature is {args.temperature}; expected 0 or more")
     config = config_from_args(args).config
+    from draftwing_tuner.publish import prepare
     from draftwing_tuner.session import open_session
 
+    # What can be wrong is found out before a model is loaded.
+    prompt_texts(args.prompts)
+    if args.what != "measure" and not config.drafter_name:
+        raise ConfigError(NO_DRAFTER)
+    if uri := args.publish or config.policy.profile:
+        prepare(uri)
     session = open_session(config, clock=args.clock, out=args.out, tell=tell)
-    args.publish = args.publish or config.policy.profile or str(session.out / "profiles")
+    args.publish = uri or str(session.out / "profiles")
     {"all": _all, "measure": _measure, "collect": _collect}[args.what](args, session, budget)
     return 0
 

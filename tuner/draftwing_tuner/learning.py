@@ -1,19 +1,18 @@
-"""From measured costs and a trace to what a profile holds, and to what it should bring by replay."""
+"""From measured costs and a trace to what a profile holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from math import exp, log
 
-from draftwing.core import NO_DRAFT, DraftShape
+from draftwing.core import DraftShape
 from draftwing.policy.artifact import AcceptanceRow, Artifact, ScheduleRow
 from draftwing.policy.cost import CostModel
 from draftwing.policy.profile import Profile, learned_before
 from draftwing.policy.table import row_for
 from draftwing_tuner.grid import Bounds
-from draftwing_tuner.search import CHAINS, DEFAULT, Bucket, Found, Replay, best_fixed
+from draftwing_tuner.rates import Bucket
+from draftwing_tuner.search import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +29,6 @@ class Learned:
     @property
     def schedule(self) -> tuple[ScheduleRow, ...]:
         return tuple(schedule_row(one) for one in self.found)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to draft, by replay: its rate over plain's in each bucket, and their geometric mean."""
-
-    name: str
-    ratios: tuple[float, ...]
-
-    @property
-    def overall(self) -> float:
-        return exp(sum(map(log, self.ratios)) / len(self.ratios))
 
 
 def buckets_of(bounds: Bounds) -> list[Bucket]:
@@ -72,25 +59,3 @@ def stored_shapes(artifact: Artifact | None) -> Callable[[Bucket], DraftShape | 
         return DraftShape(row.branching, row.nodes)
 
     return shape
-
-
-def settings(replay: Replay, found: Seq[Found], most_depth: int) -> list[Setting]:
-    """The table beside plain decoding, every chain, the best single shape, and the default that nobody tuned."""
-
-    def of(name: str, shape_in: Callable[[Found], DraftShape]) -> Setting:
-        ratios = (replay.rate(one.bucket, shape_in(one)).per_ms / one.plain.per_ms for one in found)
-        return Setting(name, tuple(ratios))
-
-    best, _ = best_fixed(replay, found, most_depth)
-    chains = [shape for shape in CHAINS if shape.depth <= most_depth]
-    return [
-        of("plain decoding", lambda _: NO_DRAFT),
-        *(of(f"fixed k={shape.depth}", lambda _, shape=shape: shape) for shape in chains),  # type: ignore[misc]
-        of(f"best single shape {shape_text(best)}", lambda _: best),
-        of("untuned default k=4", lambda _: DEFAULT),
-        of("table", lambda one: one.shape),
-    ]
-
-
-def shape_text(shape: DraftShape) -> str:
-    return f"{'x'.join(map(str, shape.branching))}, {shape.nodes} nodes" if shape.nodes else "no draft"

@@ -21,6 +21,7 @@ from draftwing.policy.modes import OffPolicy
 
 # Student's t, 97.5 %, by degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
+Round = Mapping[str, Seq["Block"]]  # by policy, its two blocks
 WARM_STEPS = 2  # of a block, not counted: the first ones pay for what the policy before left behind
 
 
@@ -122,7 +123,7 @@ def run_round(traffic: Traffic, policies: Mapping[str, Policy], steps: int) -> d
     return blocks
 
 
-def compare(rounds: Seq[Mapping[str, Seq[Block]]], plain: str) -> list[Standing]:
+def compare(rounds: Seq[Round], plain: str) -> list[Standing]:
     """Every policy but plain, beside plain. A round's ratio is that of the mean log rates of its two blocks."""
     found = []
     for name in rounds[0]:
@@ -132,8 +133,8 @@ def compare(rounds: Seq[Mapping[str, Seq[Block]]], plain: str) -> list[Standing]
         found.append(
             Standing(
                 policy=name,
-                cpu=_ratio([_log_rate(one[name], "cpu_s") - _log_rate(one[plain], "cpu_s") for one in rounds]),
-                wall=_ratio([_log_rate(one[name], "wall_s") - _log_rate(one[plain], "wall_s") for one in rounds]),
+                cpu=ratio([log_ratio(one, name, plain, "cpu") for one in rounds]),
+                wall=ratio([log_ratio(one, name, plain, "wall") for one in rounds]),
                 drafting=sum(b.drafting for b in blocks) / sum(b.steps for b in blocks),
                 tokens=sum(b.tokens for b in blocks) / sum(b.steps for b in blocks),
                 rounds=len(rounds),
@@ -146,11 +147,16 @@ def plain_policy() -> Policy:
     return OffPolicy()
 
 
+def log_ratio(one: Round, name: str, other: str, clock: str) -> float:
+    """Of a policy's rate to another one's, in a round, by the clock `cpu` or `wall`."""
+    return _log_rate(one[name], f"{clock}_s") - _log_rate(one[other], f"{clock}_s")
+
+
 def _log_rate(blocks: Seq[Block], clock: str) -> float:
     return fmean(log(block.tokens / getattr(block, clock)) for block in blocks)
 
 
-def _ratio(logs: Seq[float]) -> Ratio:
+def ratio(logs: Seq[float]) -> Ratio:
     """Of log-ratios, one a round. One round alone has no interval: it reaches from 0 to infinity."""
     mean = fmean(logs)
     if len(logs) < 2:

@@ -31,8 +31,7 @@ from draftwing.policy.artifact import (
     current,
     open_uri,
 )
-
-Rows = Seq[CostRow] | Seq[AcceptanceRow] | Seq[ScheduleRow]
+from draftwing_tuner.history import STUDY, StudyRow
 
 
 def publish(
@@ -44,6 +43,7 @@ def publish(
     acceptance: Seq[AcceptanceRow],
     schedule: Seq[ScheduleRow],
     block: bool,
+    study: Seq[StudyRow] = (),
     about: Mapping[str, Any] | None = None,
 ) -> str:
     """The digest of the new profile, a function of what it holds; the one in use before is its parent.
@@ -56,6 +56,8 @@ def publish(
         ACCEPTANCE: _parquet([asdict(row) for row in acceptance]),
         SCHEDULE: _parquet([asdict(row) for row in schedule]),
     }
+    if study:
+        files[STUDY] = _parquet([asdict(row) for row in study])
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     content = {"schema": SCHEMA, "key": dict(key), "block": block, "files": sums}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -70,6 +72,15 @@ def publish(
     except OSError as error:
         raise SetupError(f"policy.profile {uri} can't be written: {error}") from error
     return digest
+
+
+def prepare(uri: str) -> None:
+    """Before anything long: ConfigError where the uri can't be opened, SetupError where it can't be written."""
+    filesystem, root = open_uri(uri)
+    try:
+        filesystem.create_dir(root, recursive=True)
+    except OSError as error:
+        raise SetupError(f"policy.profile {uri} can't be written: {error}") from error
 
 
 def _write_folder(filesystem: FileSystem, root: str, digest: str, files: Mapping[str, bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Literal
 
 import numpy as np
 
@@ -37,9 +38,9 @@ class Levels:
 
 
 class ReplayDrafter(TokenDrafter):
-    """Level by level, as a model drafts. Stored trees are as wide and as deep as they are; no plan gets more."""
+    """Stored trees are as wide and as deep as they are; no plan gets more. stop: see `DrafterTraits`."""
 
-    def __init__(self, trace: Trace, name: str) -> None:
+    def __init__(self, trace: Trace, name: str, stop: Literal["incremental", "block"] = "incremental") -> None:
         if name not in trace.proposals:
             raise ConfigError(f"drafter {name!r} is not in the trace; it holds {', '.join(sorted(trace.proposals))}")
         self._proposals = {
@@ -47,7 +48,7 @@ class ReplayDrafter(TokenDrafter):
         }
         self._found: dict[tuple[str, int, tuple[int, ...]], Levels] = {}
         sure = all(one.parts is not None for one in trace.proposals[name])
-        self._traits = DrafterTraits(stop="incremental", trees=True, confidence=sure)
+        self._traits = DrafterTraits(stop=stop, trees=True, confidence=sure)
 
     @property
     def traits(self) -> DrafterTraits:  # type: ignore[override]

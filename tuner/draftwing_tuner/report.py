@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from html import escape
-from math import log
 from pathlib import Path
-from statistics import fmean
 from string import Template
 from typing import Any
 
@@ -16,13 +14,14 @@ import numpy as np
 from draftwing.commands.common import say
 from draftwing.core import DraftShape
 from draftwing.policy.artifact import ScheduleRow
-from draftwing_tuner.learning import shape_text
+from draftwing_tuner.history import shape_text
 from draftwing_tuner.measuring import error_line
+from draftwing_tuner.mixed import mixed_rows
 from draftwing_tuner.paired import Ratio, Standing
 from draftwing_tuner.search import Found
 from draftwing_tuner.session import Session
 from draftwing_tuner.show import table
-from draftwing_tuner.tuning import ADAPTIVE, TABLE, Tuned
+from draftwing_tuner.tuning import Tuned
 
 SCHEMA = 1
 WIDTH, HEIGHT, EDGE = 640, 220, 44
@@ -46,17 +45,7 @@ def clock_of(standing: Standing, clock: str) -> Ratio:
 def command(session: Session, tuned: Tuned, config: Path | None) -> str:
     """What uses the profile, in the mode that did better on the engine."""
     file = f" -c {config}" if config is not None else ""
-    return f"draftwing serve{file} --set policy.profile={tuned.uri} --policy {better_mode(session, tuned)}"
-
-
-def better_mode(session: Session, tuned: Tuned) -> str:
-    """Of table and adaptive, by the mean log-ratio over all levels; a level whose drafts were withdrawn is plain."""
-
-    def mean(mode: str) -> float:
-        ratios = [clock_of(s, session.clock) for level in tuned.levels for s in level.standings if s.policy == mode]
-        return fmean(log(1.0 if mode == TABLE and ratio.high < 1 else ratio.mean) for ratio in ratios)
-
-    return max((ADAPTIVE, TABLE), key=mean)
+    return f"draftwing serve{file} --set policy.profile={tuned.uri} --policy {tuned.mode}"
 
 
 def document(session: Session, tuned: Tuned) -> dict[str, Any]:
@@ -71,7 +60,8 @@ def document(session: Session, tuned: Tuned) -> dict[str, Any]:
         "fit_error": None if tuned.error is None else asdict(tuned.error),
         "answers": len(tuned.trace.requests),
         "schedule": [asdict(row) for row in tuned.schedule],
-        "replayed": [{"setting": s.name, "overall": s.overall, "ratios": list(s.ratios)} for s in tuned.replayed],
+        "mode": tuned.mode,
+        "replayed": [{"setting": s.name, "overall": s.overall, "ratios": list(s.ratios)} for s in tuned.mixed],
         "validated": [
             {"concurrency": level.concurrency, **asdict(standing)}
             for level in tuned.levels
@@ -85,7 +75,7 @@ def print_result(session: Session, tuned: Tuned, report: Path, line: str) -> Non
     table("what to draft, by replay of your text on the measured costs", columns, rows)
     say()
     columns, rows = replay_rows(tuned)
-    table("replay, rates over plain decoding's", columns, rows)
+    table("a load that climbs and falls, by replay of held-out prompts, rates over plain decoding's", columns, rows)
     say()
     columns, rows = validation_rows(session, tuned)
     table(f"on the engine, held-out prompts, paired blocks, {session.clock} clock", columns, rows)
@@ -115,9 +105,8 @@ def schedule_rows(schedule: Seq[ScheduleRow]) -> tuple[list[str], list[list[str]
 
 
 def replay_rows(tuned: Tuned) -> tuple[list[str], list[list[str]]]:
-    names = [f"{one.bucket.batch}/{one.bucket.context}" for one in tuned.learned.found]
-    rows = [[s.name, *(f"{ratio:.2f}" for ratio in s.ratios), f"{s.overall:.3f}"] for s in tuned.replayed]
-    return ["setting", *names, "overall"], rows
+    batches = sorted({one.bucket.batch for one in tuned.learned.found})
+    return mixed_rows(tuned.mixed, batches)
 
 
 def validation_rows(session: Session, tuned: Tuned) -> tuple[list[str], list[list[str]]]:
@@ -154,8 +143,9 @@ def write_report(session: Session, tuned: Tuned, path: Path, line: str) -> None:
         "<h2>What to draft</h2>",
         _table(*schedule_rows(tuned.schedule)),
         "<h2>Replay</h2>",
-        f"<p>{len(tuned.trace.requests)} answers, decoded plainly, replayed on the measured costs; columns are "
-        "sequences/context. Rates over plain decoding's.</p>",
+        f"<p>{len(tuned.held.requests)} answers to held-out prompts, decoded plainly, replayed on the measured costs "
+        "under a load that climbs and falls; the same requests for every setting. Rates over plain decoding's, at each "
+        "concurrency and over the whole.</p>",
         _table(*replay_rows(tuned)),
         "<h2>What a verify costs</h2>",
         f"<p>{escape(error_line(tuned.error))}.</p>",

@@ -17,46 +17,21 @@ from pathlib import Path
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from draftwing.core import NO_DRAFT, DraftShape
 from draftwing.drafters.base import DrafterTraits
 from draftwing.drafters.tree import full_size
-from draftwing.engine.kv_cache import BlockPool
-from draftwing.engine.scheduler import Limits
-from draftwing.policy.base import Policy
 from draftwing.policy.closed_form import best_length
-from draftwing.policy.cost import CostModel
-from draftwing.policy.modes import FixedPolicy, OffPolicy
 from draftwing_tuner.collecting import DEPTH
-from draftwing_tuner.replay import ReplayDrafter
-from draftwing_tuner.simulate import Simulation, asks
-from draftwing_tuner.trace import Trace
+from draftwing_tuner.rates import Bucket, Rate, Replay
 
 JOURNAL = "study.log"
 TRIALS = 24
+TOGETHER = 4  # trials of a study that are asked for before any of them is told
 DEFAULT = DraftShape((1,) * 4, 4)
 CHAINS = tuple(DraftShape((1,) * k, k) for k in (1, 2, 3, 4, 6, 8))
-BLOCK = 32
 WIDEST, SECOND = 3, 2  # children of the root, and of its children: what traces hold
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Sequences, and cached tokens of each when they begin to decode."""
-
-    batch: int
-    context: int
-
-    def __str__(self) -> str:
-        return f"batch {self.batch}, context {self.context}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """per_ms: committed tokens of the whole batch. tokens: of one sequence in a step."""
-
-    per_ms: float
-    tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,50 +49,6 @@ class Found:
         return self.rate.per_ms / self.plain.per_ms
 
 
-class Replay:
-    """Rates of shapes and policies over one trace and cost model; each is computed once."""
-
-    def __init__(self, trace: Trace, drafter: str, costs: CostModel) -> None:
-        self.trace, self.drafter, self.costs = trace, drafter, costs
-        self._known: dict[tuple[Bucket, DraftShape], Rate] = {}
-
-    def rate(self, bucket: Bucket, shape: DraftShape) -> Rate:
-        if (bucket, shape) not in self._known:
-            policy: Policy = FixedPolicy(self.drafter, shape) if shape.nodes else OffPolicy()
-            self._known[bucket, shape] = self.rate_of(bucket, policy)
-        return self._known[bucket, shape]
-
-    def rate_of(self, bucket: Bucket, policy: Policy) -> Rate:
-        """Over all answers, each at least once. Only steps at the bucket's batch count, and none that prefills."""
-        answers = [replace(r, prompt=None, prompt_len=bucket.context) for r in self.trace.requests if len(r.output) > 1]
-        longest = max(len(answer.output) for answer in answers)
-        tokens = bucket.batch * (bucket.context + longest + policy.largest.nodes + 2 * BLOCK)
-        simulation = Simulation(
-            self.trace,
-            costs=self.costs,
-            policy=policy,
-            drafter=ReplayDrafter(self.trace, self.drafter),
-            pool=BlockPool(-(-tokens // BLOCK) + bucket.batch, BLOCK, prefix=False),
-            limits=Limits(bucket.batch, 2**20, 2**20, 2**20),
-        )
-        laps = -(-3 * bucket.batch // len(answers)) if len(answers) < 3 * bucket.batch else 1
-        waiting = [asks(answer, lap) for lap in range(laps) for answer in answers][::-1]
-        committed = steps = 0
-        spent = 0.0
-        while simulation.busy or waiting:
-            while waiting and simulation.running + simulation.waiting < bucket.batch:
-                simulation.add(waiting.pop())
-            before = simulation.clock()
-            step = simulation.step()
-            if step.sequences == bucket.batch and step.rows == step.sequences + step.nodes:
-                committed += step.committed
-                steps += 1
-                spent += simulation.clock() - before
-        if not steps:
-            raise ValueError(f"the answers are too short to keep {bucket.batch} sequences busy")
-        return Rate(committed / spent / 1e3, committed / steps / bucket.batch)
-
-
 def search(
     replay: Replay,
     buckets: Iterable[Bucket],
@@ -127,47 +58,68 @@ def search(
     stored: Callable[[Bucket], DraftShape | None] = lambda bucket: None,
     trials: int = TRIALS,
     tag: str = "",
-    show: Callable[[Bucket, int], None] = lambda bucket, done: None,
+    show: Callable[[int], None] = lambda done: None,
 ) -> list[Found]:
     """Goes on where an earlier run stopped: trials are kept in a journal in the folder.
 
-    tag: what tells studies of these costs and this text from others in the journal.
+    Trials are asked for so many at a time, whoever computes them, so that the outcome doesn't depend on it.
+    tag: what tells studies of these costs and this text from others in the journal. show: told of trials done.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    found = []
-    for bucket in buckets:
-        study = optuna.create_study(
-            storage=storage,
-            study_name=f"{bucket} {tag}".strip(),
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=bucket.batch),
-            load_if_exists=True,
-        )
-        if not study.trials:
-            first = [NO_DRAFT, DEFAULT, _closed_form(replay, bucket), stored(bucket)]
-            for shape in dict.fromkeys(_within(shape, traits) for shape in first if shape is not None):
-                study.enqueue_trial(_parameters(shape))
-        while (done := _complete(study)) < trials:
-            show(bucket, done)
-            study.optimize(lambda trial: _value(trial, replay, bucket, traits), n_trials=1)  # noqa: B023 (at once)
-        found.append(_best(study, replay, bucket))
-    return _shared(found, replay, traits)
+    studies = {bucket: _study(storage, f"{bucket} {tag}".strip(), bucket) for bucket in buckets}
+    replay.learn((bucket, shape) for bucket in studies for shape in (NO_DRAFT, DraftShape((1,), 1)))
+    for bucket, study in studies.items():
+        _begin(study, [NO_DRAFT, DEFAULT, _closed_form(replay, bucket), stored(bucket)], traits)
+    while any(asked := [_ask(study, bucket, traits, trials) for bucket, study in studies.items()]):
+        show(sum(_complete(study) for study in studies.values()))
+        replay.learn((bucket, shape) for each in asked for bucket, _, shape in each)
+        for study, each in zip(studies.values(), asked, strict=True):
+            for bucket, trial, shape in each:
+                study.tell(trial, log(replay.rate(bucket, shape).per_ms / replay.rate(bucket, NO_DRAFT).per_ms))
+    return _shared([_best(study, replay, bucket) for bucket, study in studies.items()], replay, traits)
+
+
+def _study(storage: JournalStorage, name: str, bucket: Bucket) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        study_name=name,
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=bucket.batch, constant_liar=True),
+        load_if_exists=True,
+    )
+
+
+def _begin(study: optuna.Study, first: Seq[DraftShape | None], traits: DrafterTraits) -> None:
+    """What is tried before anything else: what is known, or else what a run that was stopped didn't come to."""
+    for trial in study.get_trials(states=[TrialState.RUNNING]):
+        study.tell(trial.number, state=TrialState.FAIL)
+        study.enqueue_trial(trial.params)
+    if not study.trials:
+        for shape in dict.fromkeys(_within(shape, traits) for shape in first if shape is not None):
+            study.enqueue_trial(_parameters(shape))
 
 
 def _complete(study: optuna.Study) -> int:
-    return sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.trials)
+    return len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]))
 
 
-def _value(trial: optuna.Trial, replay: Replay, bucket: Bucket, traits: DrafterTraits) -> float:
-    depth = trial.suggest_int("depth", 0, min(DEPTH, traits.max_depth))
-    wide = trial.suggest_int("root", 1, WIDEST if traits.trees else 1)
-    second = trial.suggest_int("second", 1, SECOND if traits.trees else 1)
-    budget = trial.suggest_float("budget", 0.25, 1.0)  # of the full tree's nodes
-    shape = _shape(depth, wide, second, budget)
-    trial.set_user_attr("branching", list(shape.branching))
-    trial.set_user_attr("nodes", shape.nodes)
-    return log(replay.rate(bucket, shape).per_ms / replay.rate(bucket, NO_DRAFT).per_ms)
+def _ask(
+    study: optuna.Study, bucket: Bucket, traits: DrafterTraits, trials: int
+) -> list[tuple[Bucket, optuna.Trial, DraftShape]]:
+    """As many as are computed side by side, and no more than are left."""
+    asked = []
+    for _ in range(min(TOGETHER, trials - _complete(study))):
+        trial = study.ask()
+        depth = trial.suggest_int("depth", 0, min(DEPTH, traits.max_depth))
+        wide = trial.suggest_int("root", 1, WIDEST if traits.trees else 1)
+        second = trial.suggest_int("second", 1, SECOND if traits.trees else 1)
+        budget = trial.suggest_float("budget", 0.25, 1.0)  # of the full tree's nodes
+        shape = _shape(depth, wide, second, budget)
+        trial.set_user_attr("branching", list(shape.branching))
+        trial.set_user_attr("nodes", shape.nodes)
+        asked.append((bucket, trial, shape))
+    return asked
 
 
 def _shape(depth: int, wide: int, second: int, budget: float) -> DraftShape:
@@ -192,12 +144,12 @@ def _closed_form(replay: Replay, bucket: Bucket) -> DraftShape:
     """The best chain, were every token accepted with one probability: that of a single drafted one."""
     alpha = min(max(replay.rate(bucket, DraftShape((1,), 1)).tokens - 1, 0.0), 1.0)
     context = bucket.batch * bucket.context
-    best = best_length(alpha, replay.costs, batch=bucket.batch, context=context, most=DEPTH)
+    best = best_length(alpha, replay.ground.costs, batch=bucket.batch, context=context, most=DEPTH)
     return DraftShape((1,) * best.k, best.k)
 
 
 def _best(study: optuna.Study, replay: Replay, bucket: Bucket) -> Found:
-    done = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    done = study.get_trials(states=[TrialState.COMPLETE])
     tried = tuple(
         (
             trial.number,
@@ -214,6 +166,7 @@ def _best(study: optuna.Study, replay: Replay, bucket: Bucket) -> Found:
 def _shared(found: Seq[Found], replay: Replay, traits: DrafterTraits) -> list[Found]:
     """What was best in one bucket is tried in the others too, and so is every chain: no single one beats the table."""
     shapes = sorted(candidates(found, traits.max_depth), key=lambda shape: shape.nodes)
+    replay.learn((one.bucket, shape) for one in found for shape in shapes)
 
     def better(one: Found) -> Found:
         shape = max(shapes, key=lambda s: (round(log(replay.rate(one.bucket, s).per_ms), 6), -s.nodes))

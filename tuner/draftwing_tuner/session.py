@@ -17,6 +17,7 @@ from draftwing.errors import ConfigError
 from draftwing.policy.artifact import Key
 from draftwing.prompts import prompt_texts, random_prompts
 from draftwing_tuner.bench import CLOCKS, Clock
+from draftwing_tuner.prompts import PROMPTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Session:
             if path is not None:
                 raise ConfigError(f"{self.config.model.path} has no tokenizer, so --prompts {path} can't be read")
             return random_prompts(self.engine.runner.vocab_size)
-        return [self.tokenizer.encode(text) for text in prompt_texts(path)]
+        return [self.tokenizer.encode(text) for text in (PROMPTS if path is None else prompt_texts(path))]
 
 
 def open_session(config: Config, *, clock: str, out: Path | None, tell: Progress) -> Session:

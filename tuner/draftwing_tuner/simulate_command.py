@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what drafting brings, in closed form or by replay of a trace",
         description="With --alpha and --k: expected tokens of one verify, (1 - a^(k+1)) / (1 - a); with cost curves "
         "also the best draft length. With --trace, --costs and --policy: the engine's loop over the trace's text, "
-        "its time passing by the cost curves, beside plain decoding of the same requests.",
+        "its time passing by the cost curves, beside plain decoding of the same requests. With --trace and --profile: "
+        "what the profile is worth, beside plain decoding and fixed settings, under a load that climbs and falls.",
     )
     closed = parser.add_argument_group("closed form")
     closed.add_argument("--alpha", type=float, metavar="A", help="acceptance of one token, 0 to 1")
@@ -37,6 +39,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     closed.add_argument("--context", type=int, default=256, metavar="N", help="tokens of each (default: 256)")
     replay = parser.add_argument_group("replay")
     replay.add_argument("--trace", type=Path, metavar="DIR", help="what `draftwing tune collect` wrote")
+    replay.add_argument("--profile", metavar="URI", help="what `draftwing tune` published, its costs and its two modes")
     replay.add_argument("--policy", metavar="MODE", help='off, "fixed:k=4", "fixed:tree=3x2x1" or adaptive')
     replay.add_argument("--drafter", metavar="NAME", help="one of the trace's (default: its only one)")
     replay.add_argument(
@@ -54,9 +57,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
-        return _replay(args)
+        return _replay(args) if args.profile is None else _worth(args)
     if args.alpha is None or args.k is None:
-        raise ConfigError("simulate needs --alpha and --k, or --trace with --costs and --policy")
+        raise ConfigError("simulate needs --alpha and --k, or --trace with --profile or with --costs and --policy")
     return _closed_form(args)
 
 
@@ -118,6 +121,41 @@ def _replay(args: argparse.Namespace) -> int:
         f"token: median {numbers['token_ms']['p50']:.1f}, 99th percentile {numbers['token_ms']['p99']:.1f}",
     ]
     _print(args, document, lines)
+    return 0
+
+
+def _worth(args: argparse.Namespace) -> int:
+    """The comparison at the end of `draftwing tune`, again."""
+    from draftwing.policy.artifact import read_artifact
+    from draftwing.policy.cost import CostModel
+    from draftwing.policy.profile import profile_of
+    from draftwing_tuner.history import best_shapes, study_of
+    from draftwing_tuner.mixed import compare, contenders, mixed_rows
+    from draftwing_tuner.rates import Ground
+    from draftwing_tuner.replay import largest_shape
+    from draftwing_tuner.show import table
+    from draftwing_tuner.tasks import in_turn
+    from draftwing_tuner.trace import read_trace
+
+    for name in ("costs", "policy"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} has no part in --profile, which brings its own; leave one out")
+    trace, artifact = read_trace(args.trace), read_artifact(args.profile, None)
+    if not artifact.schedule:
+        raise ConfigError(f"profile {artifact.digest} in {args.profile} has no schedule to compare; run draftwing tune")
+    profile = profile_of(artifact)
+    name = _drafter_name(args, trace)
+    block = artifact.manifest.block
+    costs = CostModel.fit(artifact.curves, block=block)
+    ground = Ground(trace, name, costs, "block" if block else "incremental")
+    trees = best_shapes(study_of(artifact), artifact.schedule)
+    batches = [row.batch for row in artifact.schedule]
+    found = compare(ground, contenders(ground, profile, trees, largest_shape(trace, name).depth), batches, in_turn)
+    if args.json:
+        document = {"schema": SCHEMA, "trace": str(args.trace), "profile": args.profile, "digest": artifact.digest}
+        print_json(document | {"settings": [asdict(setting) for setting in found]})
+    else:
+        table(f"profile {artifact.digest}: rates over plain decoding's, by replay", *mixed_rows(found, batches))
     return 0
 
 

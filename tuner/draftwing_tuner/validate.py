@@ -14,18 +14,19 @@ from draftwing.core import Request, SamplingParams
 from draftwing.engine.step import Engine
 from draftwing.policy.artifact import ScheduleRow
 from draftwing.policy.base import Policy
-from draftwing_tuner.paired import Block, Standing, Traffic, compare, run_round
+from draftwing_tuner.mixed import ADAPTIVE, PLAIN, TABLE, Mixed
+from draftwing_tuner.paired import Block, Round, Standing, Traffic, compare, log_ratio, ratio, run_round
 
 LEAST_ROUNDS, STEPS = 3, 16
-PLAIN = "plain decoding"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What came out at one concurrency."""
+    """What came out at one concurrency. rounds: every policy's blocks, each round."""
 
     concurrency: int
     standings: tuple[Standing, ...]
+    rounds: tuple[Round, ...] = ()
 
 
 def validate(
@@ -67,7 +68,24 @@ def validate(
                     file.flush()
         finally:
             engine.policy = before
-    return [Level(level, tuple(compare(rounds[level], PLAIN))) for level in levels]
+    return [Level(level, tuple(compare(rounds[level], PLAIN)), tuple(rounds[level])) for level in levels]
+
+
+def better_mode(mixed: Seq[Mixed], levels: Seq[Level], clock: str) -> str:
+    """`adaptive` or `table`: what the engine says where its rounds tell them apart, else what replay says.
+
+    Where the table's drafts were withdrawn it is plain decoding.
+    """
+    logs = [
+        log_ratio(one, ADAPTIVE, PLAIN if _slower(level, TABLE, clock) else TABLE, clock)
+        for level in levels
+        for one in level.rounds
+    ]
+    live = ratio(logs)
+    if live.low > 1 or live.high < 1:
+        return ADAPTIVE if live.low > 1 else TABLE
+    overall = {setting.name: setting.overall for setting in mixed}
+    return max((ADAPTIVE, TABLE), key=lambda mode: overall[mode])
 
 
 def withdrawn(rows: Seq[ScheduleRow], levels: Seq[Level], policy: str, clock: str) -> list[ScheduleRow]:
@@ -76,10 +94,9 @@ def withdrawn(rows: Seq[ScheduleRow], levels: Seq[Level], policy: str, clock: st
     A bucket between two levels has the verdict of the larger one: drafts gain less there.
     """
     slower = {
-        level.concurrency: bool(getattr(standing, clock).high < 1)
+        level.concurrency: _slower(level, policy, clock)
         for level in levels
-        for standing in level.standings
-        if standing.policy == policy
+        if any(standing.policy == policy for standing in level.standings)
     }
 
     def lost(batch: int) -> bool:
@@ -93,6 +110,11 @@ def withdrawn(rows: Seq[ScheduleRow], levels: Seq[Level], policy: str, clock: st
     ]
 
 
+def _slower(level: Level, policy: str, clock: str) -> bool:
+    """Whether the policy was slower than plain decoding beyond its interval."""
+    return any(getattr(standing, clock).high < 1 for standing in level.standings if standing.policy == policy)
+
+
 def _requests(prompts: Seq[Seq[int]], max_tokens: int, name: str) -> Iterator[Request]:
     """Without end; each pass has a salt of its own, so that nobody finds an earlier answer."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
@@ -101,8 +123,8 @@ def _requests(prompts: Seq[Seq[int]], max_tokens: int, name: str) -> Iterator[Re
         yield Request(f"validate/{name}/{number}", list(prompts[place]), params, salt=f"validate/{name}/{lap}")
 
 
-def _read(path: Path, levels: Seq[int]) -> dict[int, list[dict[str, list[Block]]]]:
-    rounds: dict[int, list[dict[str, list[Block]]]] = {level: [] for level in levels}
+def _read(path: Path, levels: Seq[int]) -> dict[int, list[Round]]:
+    rounds: dict[int, list[Round]] = {level: [] for level in levels}
     if path.exists():
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from draftwing.core import PolicyStatus
 from draftwing.parallel.messages import RankStats
 
+ADAPTIVE = "adaptive"
 SURE = 1.0  # the ratio that both ends of an interval must lie on one side of
+ASTRAY = 0.3  # error of the cost model that is worth a look
+STUCK_S = 30.0  # without a step, with requests running
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class View:
     tone: str
     detail: str
     policy: PolicyStatus | None
+    paused: bool
     replicas: int
     running: int
     waiting: int
@@ -38,19 +42,21 @@ class View:
     problems: list[str] = field(default_factory=list)
 
 
-def view(stats: Sequence[RankStats]) -> View:
-    """Of all engines that answer together; the policy is the first one's that has something to say."""
-    policy = next((each.policy for each in stats if each.policy is not None), None)
+def view(stats: Sequence[RankStats], silent: int = 0) -> View:
+    """Of all engines that answer together; policy: the first one's. silent: engines that don't answer."""
+    policies = [each.policy for each in stats if each.policy is not None]
+    policy = policies[0] if policies else None
     drafts = sum(each.counters.drafts for each in stats)
     accepted = sum(each.counters.accepted_tokens for each in stats)
     deepest = max((len(each.counters.accepted_per_depth) for each in stats), default=0)
     per_depth = [sum(_at(each.counters.accepted_per_depth, depth) for each in stats) for depth in range(deepest)]
-    answer, tone, detail = _answer(policy)
+    answer, tone, detail = _answer(policies)
     return View(
         answer=answer,
         tone=tone,
         detail=detail,
         policy=policy,
+        paused=any(each.paused for each in policies),
         replicas=len(stats),
         running=sum(each.running for each in stats),
         waiting=sum(each.waiting for each in stats),
@@ -59,22 +65,45 @@ def view(stats: Sequence[RankStats]) -> View:
         acceptance_length=1 + accepted / drafts if drafts else None,
         depths=[Depth(depth + 1, count / drafts) for depth, count in enumerate(per_depth)] if drafts else [],
         parts=_parts(stats),
-        problems=_problems(stats, policy),
+        problems=_problems(stats, policies, silent),
     )
 
 
-def _answer(policy: PolicyStatus | None) -> tuple[str, str, str]:
-    if policy is None or policy.mode == "off":
+def _answer(policies: Sequence[PolicyStatus]) -> tuple[str, str, str]:
+    """In words, its tone, and what it rests on."""
+    if policies and all(policy.paused for policy in policies):
+        return "Speculation is paused", "unknown", f"Every token is decoded plainly: {policies[0].reason}."
+    if tripped := [policy for policy in policies if policy.tripped]:
+        detail = f"{tripped[0].reason}. A step in a while still drafts, to find out when it pays again."
+        return "The guard holds speculation off", "bad", detail
+    if all(policy.mode == "off" for policy in policies):
         return "Speculation is off", "unknown", "Every token is decoded plainly; there is nothing to compare."
-    if policy.ratio is None or policy.half_width is None:
-        return "Not measured yet", "unknown", "The ratio needs more steps that draft."
-    low, high = policy.ratio - policy.half_width, policy.ratio + policy.half_width
-    interval = f"95 % interval {low:.2f} to {high:.2f}, by measured step times and tokens."
+    measured = _ratio(policies)
+    if measured is None:
+        if any(policy.mode == ADAPTIVE for policy in policies):
+            return "Not measured yet", "unknown", "The ratio needs some more steps that draft."
+        return "Not measured", "unknown", "This mode measures nothing while it runs; mode adaptive does."
+    ratio, half = measured
+    astray = max((policy.cost_error or 0.0 for policy in policies), default=0.0)
+    if astray > ASTRAY:
+        detail = f"It rests on step times that are off by {astray:.0%} at the median, so it says little."
+        return f"{ratio:.2f}x plain decoding, not to be trusted", "unknown", detail
+    low, high = ratio - half, ratio + half
+    interval = f"95 % interval {low:.2f} to {high:.2f}: tokens over those that plain decoding makes in the same time."
     if low > SURE:
-        return f"{policy.ratio:.2f}x plain decoding", "good", interval
+        return f"{ratio:.2f}x plain decoding", "good", f"Yes, surely faster. {interval}"
     if high < SURE:
-        return f"{policy.ratio:.2f}x plain decoding", "bad", interval
-    return f"{policy.ratio:.2f}x plain decoding, not sure yet", "unknown", interval
+        return f"{ratio:.2f}x plain decoding", "bad", f"No, surely slower. {interval}"
+    return f"{ratio:.2f}x plain decoding, not sure yet", "unknown", interval
+
+
+def _ratio(policies: Sequence[PolicyStatus]) -> tuple[float, float] | None:
+    """The mean of the engines' ratios, and half of its 95 % interval: they err independently."""
+    known = [(policy.ratio, policy.half_width) for policy in policies]
+    told = [(ratio, half) for ratio, half in known if ratio is not None and half is not None]
+    if not told:
+        return None
+    return sum(ratio for ratio, _ in told) / len(told), sum(half**2 for _, half in told) ** 0.5 / len(told)
 
 
 def _parts(stats: Sequence[RankStats]) -> list[tuple[str, float]]:
@@ -85,18 +114,27 @@ def _parts(stats: Sequence[RankStats]) -> list[tuple[str, float]]:
     return [(name, each / total) for name, each in zip(names, seconds, strict=True)] if total else []
 
 
-def _problems(stats: Sequence[RankStats], policy: PolicyStatus | None) -> list[str]:
-    found = []
-    if not stats:
-        found.append("No engine answers.")
-    if policy is not None and policy.tripped:
-        found.append(f"The guard has switched speculation off: {policy.reason}.")
+def _problems(stats: Sequence[RankStats], policies: Sequence[PolicyStatus], silent: int) -> list[str]:
+    found = [] if stats else ["No engine answers."]
+    if stats and silent:
+        found.append(f"{silent} of {len(stats) + silent} engines don't answer.")
+    paused = sum(policy.paused for policy in policies)
+    if 0 < paused < len(policies):
+        found.append(f"Speculation is paused on {paused} of {len(policies)} engines only; pause or resume all of them.")
+    for policy in policies:
+        if policy.tripped and not policy.paused:
+            found.append(f"The guard has switched speculation off: {policy.reason}.")
+        if policy.cost_error is not None and policy.cost_error > ASTRAY:
+            found.append(f"The cost model is off by {policy.cost_error:.0%}; the machine may have other work.")
+    for each in stats:
+        if each.running and (each.last_step_age_s or 0) > STUCK_S:
+            found.append(f"An engine with {each.running} requests made no step for {each.last_step_age_s:.0f} s.")
     counts = {
         "drafts were refused as unsound": sum(each.counters.bad_drafts for each in stats),
         "sequences were put back because the KV cache was full": sum(each.counters.preemptions for each in stats),
         "messages between gateway and engine could not be read": sum(each.bad_frames for each in stats),
     }
-    return found + [f"{count} {what}." for what, count in counts.items() if count]
+    return list(dict.fromkeys(found)) + [f"{count} {what} since start." for what, count in counts.items() if count]
 
 
 def _at(counts: Sequence[int], place: int) -> int:

@@ -83,8 +83,7 @@ def block_layers(
     made_for = config.get("num_target_layers") or layers
     if made_for != layers:
         raise ConfigError(f"the drafter's num_target_layers is {made_for}, but the target has {layers} layers")
-    names = ("aux_hidden_state_layer_ids",) * speculators + ("target_layer_ids", "dspark_target_layer_ids")
-    name = next((name for name in names if name in config), None)
+    name = block_field(config, speculators=speculators)
     if override is not None:
         found = FeatureLayers(tuple(override), "inputs", "option layers")
     elif name is None:
@@ -94,6 +93,12 @@ def block_layers(
     if len(found.ids) != count:
         raise ConfigError(f"the drafter's {found.field} is {list(found.ids)}, but its fc takes {count} hidden states")
     return _checked(found, layers)
+
+
+def block_field(config: Mapping[str, Any], *, speculators: bool) -> str | None:
+    """Where a block drafter's configuration names layers; None: nowhere."""
+    names = ("aux_hidden_state_layer_ids",) * speculators + ("target_layer_ids", "dspark_target_layer_ids")
+    return next((name for name in names if name in config), None)
 
 
 def merged_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from draftwing.checkpoints.cache import Progress, silent
-from draftwing.checkpoints.feature_layers import FeatureLayers, Reading, block_layers, eagle_layers, merged_config
+from draftwing.checkpoints.feature_layers import (
+    FeatureLayers,
+    Reading,
+    block_field,
+    block_layers,
+    eagle_layers,
+    merged_config,
+)
 from draftwing.checkpoints.gguf_cache import check_gguf
 from draftwing.checkpoints.gguf_file import GgufHeader, read_gguf
 from draftwing.checkpoints.hub import DEMO_MODEL, demo_model
@@ -115,14 +122,19 @@ def _features(
 ) -> FeatureLayers | None:
     if layout.method == "eagle3":
         nested = config.get("eagle_config") or {}
-        return eagle_layers(config, layers, reading) if nested.get("use_aux_hidden_state", True) else None
+        return eagle_layers(config, layers, reading) if nested.get("use_aux_hidden_state") is not False else None
     if layout.method not in BLOCK_METHODS:
         return None
     merged = merged_config(config)
     contexts = (tensors.get(name) for name, _ in CONTEXTS.values())
     width = next(tensor.shape[1] for tensor in contexts if tensor is not None)
-    count = width // int(merged.get("hidden_size") or width)
-    return block_layers(merged, count, layers, reading, speculators="transformer_layer_config" in config)
+    speculators = "transformer_layer_config" in config
+    field = block_field(merged, speculators=speculators)
+    # The target may be wider than its drafter: how many hidden states fit into the width, only the list says.
+    count = len(merged[field]) if field else width // int(merged.get("hidden_size") or width)
+    if not count or width % count:
+        raise ConfigError(f"the drafter's fc takes {width} numbers, which are no {count} hidden states of its target")
+    return block_layers(merged, count, layers, reading, speculators=speculators)
 
 
 def _refused(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from draftwing.checkpoints.methods import settle_methods
 from draftwing.commands.common import add_config_flags, config_from_args, help_of, print_json, say, tell
-from draftwing.config_models import Config
+from draftwing.config_models import BLIND_MODE, Config
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError, DraftwingError, SetupError
+from draftwing.limits import MAX_TOKENS, check_params
 from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ def register(subparsers: Any) -> None:
         "position, by temperature and by acceptance rule (the setting `sampling`).",
         allow_abbrev=False,
     )
-    acceptance.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}')
-    acceptance.add_argument("--max-tokens", type=int, default=64, metavar="N")
+    acceptance.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}; default: built in'
+    )
+    acceptance.add_argument("--max-tokens", type=int, default=64, metavar="N", help="new tokens of each (default: 64)")
     acceptance.add_argument("--rule", choices=(*RULES, "both"), default="both", help="default: both")
     acceptance.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     acceptance.add_argument("--parquet", type=Path, metavar="FILE", help="also write the rows there (needs pyarrow)")
@@ -42,13 +45,22 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = settle_methods(config_from_args(args).config, tell)
+    loaded = config_from_args(args)
+    config = settle_methods(loaded.config, tell)
     if config.policy.mode == "off":
         raise ConfigError("nothing would be drafted: choose a drafter and a policy (--drafter ngram --draft-tokens 4)")
+    if loaded.origins["policy.mode"] == "default":  # whole drafts: adaptive verifies the nodes that are likely
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"mode": BLIND_MODE})})
     if args.parquet is not None:
         _pyarrow()
+    check_params(SamplingParams(max_tokens=args.max_tokens), MAX_TOKENS)
     texts = prompt_texts(args.prompts)
     rules = RULES if args.rule == "both" else (args.rule,)
+    if "rejection" in rules and not config.policy.blind:
+        raise ConfigError(
+            f"policy.mode is {config.policy.mode!r}, and the rule rejection needs off or fixed; "
+            "give --rule invariant, or a fixed mode (--draft-tokens 4)"
+        )
     rows = [
         row for one in _each_drafter(config) for rule in rules for row in _measure(one, rule, texts, args.max_tokens)
     ]

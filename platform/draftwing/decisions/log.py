@@ -5,6 +5,7 @@ The first line says how the policy was made. Confidences are kept in 1/1024, as 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -51,12 +52,14 @@ class LoggedStep:
 
 
 class LoggedPolicy:
-    """Writes every step of the policy inside to a file, which is begun anew."""
+    """Writes every step of the policy inside to a file. One that is there keeps its lines under another name."""
 
     def __init__(self, inner: Policy, origin: Origin, path: Path) -> None:
         """ConfigError where the file can't be written."""
         self.inner = inner
         try:
+            if path.is_file():
+                set_aside(path)
             self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
             raise ConfigError(f"policy.log is {str(path)!r}, which can't be written: {error.strerror}") from None
@@ -85,6 +88,16 @@ class LoggedPolicy:
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def set_aside(path: Path) -> None:
+    """Rename a log to the next free one of `path.1`, `path.2`, ...; who still writes to it goes on there.
+
+    Each profile that is taken while serving begins a log, because a log is replayed from its own first line.
+    """
+    taken = {each.name for each in path.parent.iterdir()}
+    number = next(n for n in itertools.count(1) if f"{path.name}.{n}" not in taken)
+    path.rename(f"{path}.{number}")
 
 
 def read_log(path: Path) -> tuple[Origin, list[LoggedStep]]:

@@ -19,11 +19,13 @@ LOADS = (1, 2, 4, 8, 16, 32, 64)
 TELLING = 20  # steps below which no ratio is told
 
 
-def status_of(policy: Policy, last: StepRecord | None = None) -> PolicyStatus:
-    """last: the latest step."""
+def status_of(policy: Policy, last: StepRecord | None = None, paused: str = "") -> PolicyStatus:
+    """last: the latest step. paused: as `Engine` has it."""
     setting = reason = ""
     if last is not None:
-        setting = f"{last.drafted} nodes for {last.sequences} sequences" if last.drafted else "no drafts"
+        many = f"{last.sequences} sequence{'s' * (last.sequences != 1)}"
+        nodes = f"{last.drafted or 'no'} draft node{'s' * (last.drafted != 1)}"
+        setting = f"{nodes} verified for {many}"
         reason = last.reason
     inner = policy.inner if isinstance(policy, LoggedPolicy) else policy
     if isinstance(inner, AdaptivePolicy):
@@ -31,15 +33,20 @@ def status_of(policy: Policy, last: StepRecord | None = None) -> PolicyStatus:
             "adaptive",
             inner.drafter,
             setting,
-            inner.guard.reason or reason,
+            paused or inner.guard.reason or reason,
             tripped=inner.guard.tripped,
+            paused=bool(paused),
             profile=inner.profile.digest,
             schedule=schedule(inner.costs, inner.acceptance, inner.largest.depth, inner.context),
             **lately(inner.guard),
         )
     mode = inner.mode if isinstance(inner, UncutPolicy) else "own"
-    rows = [(r.batch, len(r.branching), r.margin) for r in inner.rows] if isinstance(inner, TablePolicy) else []
-    return PolicyStatus(mode, inner.drafter, setting, reason, schedule=rows)
+    rows, digest = [], ""
+    if isinstance(inner, TablePolicy):
+        rows, digest = [(r.batch, len(r.branching), r.margin) for r in inner.rows], inner.digest
+    return PolicyStatus(
+        mode, inner.drafter, setting, paused or reason, paused=bool(paused), profile=digest, schedule=rows
+    )
 
 
 def schedule(

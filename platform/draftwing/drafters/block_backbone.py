@@ -22,12 +22,13 @@ from torch.nn.functional import pad, rms_norm
 
 from draftwing.core import IntArray
 from draftwing.drafters.block_config import BlockConfig
+from draftwing.drafters.rope import Rope, Rotary, rotated
 from draftwing.drafters.weights import Weights
 from draftwing.engine.attention import AttentionContext, DeviceGroup, attend
 from draftwing.engine.batch import Group
+from draftwing.errors import ConfigError
 
 Pages = list[tuple[Tensor, Tensor]]
-Rotary = tuple[Tensor, Tensor]
 
 
 class Norm(nn.Module):
@@ -49,6 +50,13 @@ class BlockConv(nn.Module):
         super().__init__()
         self.base = weights.take(f"{name}.base_kernel", 2, None, size)
         self.kernel_projection = weights.linear(f"{name}.kernel_projection", size, None)
+        sides, taps, _ = self.base.shape
+        groups, rest = divmod(self.kernel_projection.out_features, sides * taps)
+        if rest or size % groups:
+            raise ConfigError(
+                f"the drafter's {name}.kernel_projection gives {self.kernel_projection.out_features} numbers; expected "
+                f"{sides * taps} for each group of channels, which divide {size}"
+            )
 
     def kernels(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """y [G, B, H] -> what its sub-layer's input and its output are convolved with, both [G, B, T, H]."""
@@ -107,6 +115,8 @@ class Layer(nn.Module):
         self.convs = nn.ModuleList(
             [BlockConv(weights, f"{name}.{part}_conv", size) for part in ("attention", "mlp")] if convolved else []
         )
+        if config.hidden_act not in ACT2FN:
+            raise ConfigError(f"the drafter's hidden_act is {config.hidden_act!r}; expected one of transformers'")
         self._activation = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
@@ -146,23 +156,13 @@ class Backbone(nn.Module):
     """ConfigError where tensors and configuration disagree."""
 
     def __init__(self, weights: Weights, config: BlockConfig, target_hidden: int) -> None:
-        from transformers import Qwen3Config
-        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
         super().__init__()
         self.config = config
         self.fc = weights.linear("fc", len(config.hidden_layers) * target_hidden, config.hidden_size)
         self.hidden_norm = Norm(weights.take("hidden_norm.weight", config.hidden_size), config.rms_norm_eps)
         self.layers = nn.ModuleList([Layer(weights, config, i) for i in range(len(config.causal))])
         self.norm = Norm(weights.take("norm.weight", config.hidden_size), config.rms_norm_eps)
-        self.rotary = Qwen3RotaryEmbedding(
-            Qwen3Config(
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                **config.rotary,
-            )
-        ).to(self.fc.weight.device)
+        self._rope = Rope(config.rope, config.head_dim, self.fc.weight.device)
 
     @property
     def kv_size(self) -> int:
@@ -193,15 +193,7 @@ class Backbone(nn.Module):
 
     def _rotary(self, positions: IntArray) -> Rotary:
         weight = self.fc.weight
-        cos, sin = self.rotary(weight, torch.from_numpy(positions).to(weight.device)[None])
-        return cos[0][:, None], sin[0][:, None]
-
-
-def rotated(x: Tensor, rotary: Rotary) -> Tensor:
-    """x [N, J, D]"""
-    cos, sin = rotary
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+        return self._rope(torch.from_numpy(positions).to(weight.device), weight)
 
 
 def attention_context(

@@ -14,19 +14,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftwing.checkpoints.config_fields import check_heads, rope_of
 from draftwing.checkpoints.feature_layers import Reading, block_layers, merged_config
 from draftwing.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-CALL_DEPENDENT_ROPE = ("longrope", "dynamic")
 # Published flags that change the numbers and that nothing here computes, with the value that means "off".
 REFUSED: dict[str, Any] = {
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
     "use_aux_hidden_state": True,
     "fc_norm": False,
-    "partial_rotary_factor": 1.0,
     "projector_type": "dflash",
     "shift_label": False,
 }
@@ -37,7 +36,7 @@ class BlockConfig(BaseModel):
 
     block_size: rows of a block, the anchor's among them. hidden_layers: indices of `hidden_states` [n]. causal and
     windows: per layer; a window counts positions, None: all. from_anchor: the anchor's row predicts too.
-    markov: type of DSpark's Markov head, "" without one. rotary: what transformers' rotary embedding reads.
+    markov: type of DSpark's Markov head, "" without one. rope: see `rope_of`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,7 +45,7 @@ class BlockConfig(BaseModel):
     num_attention_heads: int = Field(ge=1)
     num_key_value_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    rms_norm_eps: float = Field(gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
     hidden_act: str
     attention_bias: bool
     block_size: int = Field(ge=2, le=256)
@@ -61,7 +60,7 @@ class BlockConfig(BaseModel):
     selector_top_k: int = Field(default=0, ge=0)
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     confidence_head_with_markov: bool = False
-    rotary: dict[str, Any]
+    rope: dict[str, Any]
 
     @property
     def first_slot(self) -> int:
@@ -104,15 +103,17 @@ def read_config(
         "head_dim": own.get("head_dim") or own.get("hidden_size", heads) // heads,
         "hidden_layers": states.hidden_states,
         "from_anchor": own.get("sample_from_anchor", method == "dspark" and not speculators),
-        "rotary": _rotary(own),
+        "rope": rope_of(own),
     }
     fields["causal"], fields["windows"] = _masks(own, speculators, method, layers)
     try:
-        return BlockConfig.model_validate(fields)
+        found = BlockConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"the drafter's {name} is {own.get(name)!r}: {first['msg']}") from error
+    check_heads(found.num_attention_heads, found.num_key_value_heads, found.head_dim)
+    return found
 
 
 def _masks(
@@ -138,13 +139,3 @@ def _masks(
     else:
         causals = tuple(slides if causal is None else bool(causal) for slides in sliding)
     return causals, tuple(window if slides else None for slides in sliding)
-
-
-def _rotary(own: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-    found = {name: own[name] for name in names if name in own}
-    scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind in CALL_DEPENDENT_ROPE:
-        raise ConfigError(f"the drafter's rope_type is {kind!r}, whose frequencies depend on the call; not supported")
-    return found

@@ -6,9 +6,10 @@ Shapes: G blocks, B rows of each, M nodes, D their depth, V target vocabulary, H
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding
 
 from draftwing.core import IntArray
@@ -58,7 +59,9 @@ class BlockModel:
             override=choice.layers,
         )
         self.backbone = Backbone(weights, config, target.hidden_size)
-        self._embedding = _embedding(weights, target.model, config.hidden_size)
+        shared: Any = target.model
+        own = weights.embedding(target, config.hidden_size)
+        self._embedding = shared.get_input_embeddings().weight.detach() if own is None else own
         if config.mask_token_id >= len(self._embedding):
             raise ConfigError(
                 f"the drafter's mask_token_id is {config.mask_token_id}; expected 0 to {len(self._embedding) - 1}"
@@ -66,7 +69,7 @@ class BlockModel:
         self._mask = self._embedding[config.mask_token_id]
         if "mask_embedding" in weights:
             self._mask = weights.take("mask_embedding", config.hidden_size)
-        self._head, self._ids = _head(weights, target, config.hidden_size)
+        self._head, self._ids = weights.head(target, config.hidden_size)
         outputs = int(self._head.out_features)  # type: ignore[arg-type]
         self._choice: Choice = alone
         markov = None
@@ -115,24 +118,3 @@ class BlockModel:
     def confidence(self, hidden: Tensor, path: Tensor) -> Tensor | None:
         """The probability that each node's first child is accepted [M]; None where the drafter predicts none."""
         return None if self._confidence is None else self._confidence(hidden, path).sigmoid()
-
-
-def _embedding(weights: Weights, target: nn.Module, size: int) -> Tensor:
-    if "embed_tokens.weight" in weights:
-        return weights.take("embed_tokens.weight", None, size)
-    found: Tensor = target.get_input_embeddings().weight  # type: ignore[operator]
-    if found.shape[1] != size:
-        raise ConfigError(f"the drafter's hidden_size is {size}, but the target's embedding has {found.shape[1]}")
-    return found.detach()
-
-
-def _head(weights: Weights, target: TargetInfo, size: int) -> tuple[nn.Module, Tensor | None]:
-    """The head, and the target's id of each of its outputs; None: the same."""
-    if "lm_head.weight" not in weights:
-        assert target.model is not None
-        head: nn.Module = target.model.get_output_embeddings()  # type: ignore[operator]
-        if head.in_features != size:
-            raise ConfigError(f"the drafter's hidden_size is {size}, but the target's head takes {head.in_features}")
-        return head, None
-    own = weights.linear("lm_head", size, None)
-    return own, weights.target_ids(own.out_features, target.vocab_size)

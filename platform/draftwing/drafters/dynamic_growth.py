@@ -32,13 +32,11 @@ class DynamicGrowth:
         self._scores: FloatArray = np.empty(0, dtype=np.float32)
         self.frontier: IntArray = np.array([-1], dtype=np.int64)
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
+        self.above: IntArray = np.empty(0, dtype=np.int64)
 
     @property
     def ended(self) -> bool:
         return self.paths.shape[1] >= self.shape.depth or not len(self.frontier)
-
-    def parents(self, nodes: IntArray) -> IntArray:
-        return self._parents[nodes]
 
     def add(
         self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
@@ -54,8 +52,8 @@ class DynamicGrowth:
             scores = np.where(new < vocab_size, above[:, None] + np.log(sure), NEVER).ravel()
         order = np.argsort(-scores, kind="stable")[:wider]
         best = order[scores[order] > NEVER]
-        rows = best // width
-        self.paths = np.concatenate([self.paths[rows], new.ravel()[best][:, None]], axis=1)
+        self.above = best // width
+        self.paths = np.concatenate([self.paths[self.above], new.ravel()[best][:, None]], axis=1)
         parents = np.repeat(self.frontier, width)
         self.frontier = best + len(self._tokens)
         self._tokens = np.concatenate([self._tokens, new.ravel()])

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from draftwing.drafters.base import CheckpointReader, TargetInfo
-from draftwing.drafters.eagle_config import EagleConfig
+from draftwing.drafters.eagle_config import EagleConfig, said
 from draftwing.drafters.feature_drafter import HeadRows
-from draftwing.drafters.weights import Weights, linear_of
+from draftwing.drafters.rope import Rope, Rotary, rotated
+from draftwing.drafters.weights import Weights
 from draftwing.engine import attention
 from draftwing.engine.attention import KVShape
 from draftwing.errors import ConfigError
@@ -30,59 +31,31 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-class Rope:
-    """Cosines and sines [N, head size] of positions [N]."""
-
-    def __init__(self, config: EagleConfig, device: torch.device) -> None:
-        from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        limit = int(config.dims.get("max_position_embeddings", 2048))
-        fields: dict[str, Any] = {
-            "hidden_size": config.heads * config.head_size,
-            "head_dim": config.head_size,
-            "num_attention_heads": config.heads,
-            "max_position_embeddings": limit,
-            "rope_parameters": config.rope,
-        }
-        llama = LlamaConfig(**fields)
-        self._rotary = LlamaRotaryEmbedding(llama).to(device)
-
-    def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary(like, positions[None])
-        return cos[0], sin[0]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, heads, size]"""
-    low, high = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
-
-
 class Layer(nn.Module):
-    """One decoder layer; norms that its checkpoint lacks are left out."""
+    """One decoder layer; norms that its checkpoint lacks are left out. ConfigError where sizes aren't the config's."""
 
     def __init__(self, weights: Weights, prefix: str, index: int, config: EagleConfig) -> None:
         super().__init__()
         self.layer_idx, self.config = index, config
-        names = ("q", "k", "v", "o")
-        self.q, self.k, self.v, self.o = (
-            weights.linear(f"{prefix}.self_attn.{n}_proj", None, None, None) for n in names
-        )
-        self.gate, self.up, self.down = (
-            weights.linear(f"{prefix}.mlp.{n}_proj", None, None, None) for n in ("gate", "up", "down")
-        )
-        self.q_norm = weights.get(f"{prefix}.self_attn.q_norm.weight")
-        self.k_norm = weights.get(f"{prefix}.self_attn.k_norm.weight")
-        self.after = weights.take(f"{prefix}.post_attention_layernorm.weight", None)
-        self.wide = self.q.weight.shape[1] == 2 * len(self.o.weight)  # takes the embedding beside the hidden state
+        size, head, own = config.hidden_size, config.head_size, f"{prefix}.self_attn"
+        queries, keys = config.heads * head, config.kv_heads * head
+        self.wide = weights.shape(f"{own}.q_proj.weight")[1:] == (2 * size,)  # the embedding beside the hidden state
+        inputs = (1 + self.wide) * size
+        self.q = weights.linear(f"{own}.q_proj", inputs, queries, None)
+        self.k, self.v = (weights.linear(f"{own}.{n}_proj", inputs, keys, None) for n in "kv")
+        self.o = weights.linear(f"{own}.o_proj", queries, size, None)
+        self.gate = weights.linear(f"{prefix}.mlp.gate_proj", size, None, None)
+        self.up = weights.linear(f"{prefix}.mlp.up_proj", size, self.gate.out_features, None)
+        self.down = weights.linear(f"{prefix}.mlp.down_proj", self.gate.out_features, size, None)
+        self.q_norm, self.k_norm = (weights.norm(f"{own}.{n}_norm.weight", size=head) for n in "qk")
+        self.after = weights.take(f"{prefix}.post_attention_layernorm.weight", size)
+        before, of_hidden = f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight"
         if self.wide:
-            self.of_embedding = weights.take(f"{prefix}.input_layernorm.weight", None)
-            self.of_hidden = weights.take(f"{prefix}.hidden_norm.weight", None)
+            self.of_embedding, self.of_hidden = weights.take(before, size), weights.take(of_hidden, size)
         else:
-            self.before = weights.get(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
+            self.before = weights.norm(before, of_hidden, size=size)
 
-    def forward(self, x: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor, ctx: Any) -> Tensor:
+    def forward(self, x: Tensor, embedded: Tensor, rotary: Rotary, ctx: Any) -> Tensor:
         eps = self.config.eps
         if self.wide:
             normed = rms_norm(x, self.of_hidden, eps)
@@ -90,16 +63,16 @@ class Layer(nn.Module):
             x = normed if self.config.norm_before_residual else x
         else:
             taken = rms_norm(x, self.before, eps)
-        x = x + self._attend(taken, cos, sin, ctx)
+        x = x + self._attend(taken, rotary, ctx)
         wide = rms_norm(x, self.after, eps)
         inner: Tensor = self.down(silu(self.gate(wide)) * self.up(wide))
         return x + inner
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, ctx: Any) -> Tensor:
+    def _attend(self, x: Tensor, rotary: Rotary, ctx: Any) -> Tensor:
         count, size, eps = len(x), self.config.head_size, self.config.eps
         q, k, v = (part(x).view(count, -1, size) for part in (self.q, self.k, self.v))
-        q = rotate(rms_norm(q, self.q_norm, eps), cos, sin)
-        k = rotate(rms_norm(k, self.k_norm, eps), cos, sin)
+        q = rotated(rms_norm(q, self.q_norm, eps), rotary)
+        k = rotated(rms_norm(k, self.k_norm, eps), rotary)
         query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
         out, _ = attention.attend(self, query, key, value, None, dw_ctx=ctx)
         joined: Tensor = self.o(out[0].reshape(count, -1))
@@ -118,18 +91,19 @@ class EagleHead(nn.Module):
         self.dtype, self.device = getattr(torch, target.dtype), torch.device(target.device)
         weights = Weights(reader, self.device, self.dtype, {})
         self.config, self.hidden_layers = config, hidden_layers
-        self.hidden_size = self.width = int(config.dims["hidden_size"])
+        self.hidden_size = self.width = config.hidden_size
         self._layers = nn.ModuleList(self._read_layers(weights))
         self.kv = [KVShape(config.kv_heads, config.head_size, config.head_size)] * len(self._layers)
-        self._rope = Rope(config, self.device)
+        self._rope = Rope(config.rope, config.head_size, self.device)
         self._fc = weights.linear("fc", None, None, None) if "fc.weight" in weights else None
         self._pairs = not self._layers[0].wide  # EAGLE-1 joins embedding and hidden state by fc
-        self._read_norms(weights, reader)
-        own = weights.get("embed_tokens.weight")
+        self._read_norms(weights, reader, target.hidden_size)
+        own = weights.embedding(target, config.hidden_size)
         shared: Any = target.model
         self._embed = shared.get_input_embeddings() if own is None else lambda tokens: embedding(tokens, own)
-        self._read_vocabulary(weights, reader, target)
-        self._check(target, own)
+        self._lm_head, self.target_ids = weights.head(target, config.hidden_size)
+        reader.skip(name for name in ("t2d",) if name in weights)
+        self._check(target)
 
     def _read_layers(self, weights: Weights) -> list[Layer]:
         prefixes = ["midlayer"] if "midlayer.self_attn.q_proj.weight" in weights else []
@@ -142,37 +116,28 @@ class EagleHead(nn.Module):
             )
         return [Layer(weights, prefix, i, self.config) for i, prefix in enumerate(prefixes)]
 
-    def _read_norms(self, weights: Weights, reader: CheckpointReader) -> None:
-        flags = {**(reader.config.get("eagle_config") or {}), **reader.config}
+    def _read_norms(self, weights: Weights, reader: CheckpointReader, width: int) -> None:
+        """width: of a hidden state of the target."""
+        flags = said(reader.config.get("eagle_config")) | said(reader.config)
         count = len(self.hidden_layers)
-        self._norm = weights.get("norm.weight")
-        self._input_norm = weights.get("input_norm.weight")
-        norms = [
-            weights.get(f"fc_norm.{i}.weight", *(f"{n}.weight" for n in LEGACY_NORMS[i : i + 1])) for i in range(count)
-        ]
+        self._norm = weights.norm("norm.weight", size=self.hidden_size)
+        self._input_norm = weights.norm("input_norm.weight", size=count * width)
+        names = [(f"fc_norm.{i}.weight", *(f"{n}.weight" for n in LEGACY_NORMS[i : i + 1])) for i in range(count)]
+        norms = [weights.norm(*own, size=width) for own in names]
         self._fc_norms = [norm for norm in norms if norm is not None]
+        if len(self._fc_norms) not in (0, count):
+            raise ConfigError(f"the drafter has {len(self._fc_norms)} fc_norm tensors for {count} hidden states")
         for flag, there in (
             ("norm_before_fc", self._input_norm is not None),
-            ("fc_norm", len(self._fc_norms) == count),
+            ("fc_norm", bool(self._fc_norms)),
+            ("use_aux_norm", bool(self._fc_norms)),
         ):
             if bool(flags.get(flag)) != there and (flags.get(flag) or (there and flag in flags)):
                 raise ConfigError(
                     f"the drafter's config.json has {flag} {flags.get(flag)!r}, which its tensors contradict"
                 )
 
-    def _read_vocabulary(self, weights: Weights, reader: CheckpointReader, target: TargetInfo) -> None:
-        head = weights.get("lm_head.weight")
-        shared: Any = target.model
-        self._lm_head: nn.Module = shared.get_output_embeddings() if head is None else linear_of(head, None)
-        reader.skip(name for name in ("t2d",) if name in weights)
-        size = target.vocab_size if head is None else len(head)
-        self.target_ids = weights.target_ids(size, target.vocab_size)
-        if self.target_ids is None and size < target.vocab_size:
-            raise ConfigError(
-                f"the drafter knows {size} tokens, its target {target.vocab_size}, and it has no d2t that maps them"
-            )
-
-    def _check(self, target: TargetInfo, own: Tensor | None) -> None:
+    def _check(self, target: TargetInfo) -> None:
         wanted = 2 * self.hidden_size if self._pairs else len(self.hidden_layers) * target.hidden_size
         if self._fc is not None and self._fc.weight.shape != (self.hidden_size, wanted):
             raise ConfigError(
@@ -181,13 +146,6 @@ class EagleHead(nn.Module):
             )
         if self._fc is None and (self._pairs or wanted != self.hidden_size):
             raise ConfigError("the drafter's checkpoint has no fc.weight, so its target's hidden states don't fit it")
-        if (own is not None and own.shape[1] != self.hidden_size) or (
-            own is None and target.hidden_size != self.hidden_size
-        ):
-            raise ConfigError(
-                f"the drafter's hidden size is {self.hidden_size}, its embeddings' "
-                f"{target.hidden_size if own is None else own.shape[1]}; they must be the same"
-            )
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         if self._fc_norms:
@@ -202,9 +160,9 @@ class EagleHead(nn.Module):
         x = hidden
         if self._pairs and self._fc is not None:
             x = self._fc(torch.cat([embedded, hidden], dim=-1))
-        cos, sin = self._rope(rows.positions, x)
+        rotary = self._rope(rows.positions, x)
         for layer in self._layers:
-            x = layer(x, embedded, cos, sin, rows.ctx)
+            x = layer(x, embedded, rotary, rows.ctx)
         return rms_norm(x, self._norm, self.config.eps) if self.config.norm_output else x
 
     def logits(self, recycled: Tensor) -> Tensor:

@@ -109,7 +109,9 @@ class State:
 
 @dataclass(slots=True)
 class Growing:
-    """A draft while it grows. run_*: nodes that went or go through the head, hypothetical base tokens first.
+    """A draft while it grows, after `length` tokens, the last of them hypothetical ones in base.
+
+    run_*: nodes that went or go through the head, those of base first.
 
     hidden [M, W]: what the frontier gave out, the root's or the last base token's at first. kept: slots of a chain's
     rows, which stay in scratch pages from level to level; None: the draft runs whole in each.
@@ -117,7 +119,8 @@ class Growing:
 
     state: State
     sampler: SamplerState
-    tokens: list[int]
+    length: int
+    base: Seq[int]
     slots: IntArray
     growth: Growth | DynamicGrowth
     hidden: Tensor
@@ -192,10 +195,11 @@ class FeatureDrafter:
         self._extend([s for s in {s.id: s for s in wanted}.values() if s.id in self._states])
         bases = [()] * len(sequences) if base is None else base
         drafts = [self._start(s, shape, more) for s, shape, more in zip(sequences, plan.shapes, bases, strict=True)]
-        self._keep_chains(drafts, bases)
-        self._run_bases([draft for draft in drafts if draft is not None], bases, drafts)
+        live = [draft for draft in drafts if draft is not None]
+        self._keep_chains(live)
+        self._run_bases(live)
         depth = 0
-        while any(draft is not None and not draft.last for draft in drafts):
+        while not all(draft.last for draft in live):
             trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
             deeper = controller.deeper(depth, trees).tolist()
             level = []
@@ -307,25 +311,24 @@ class FeatureDrafter:
             state.sampled = Sampled.of(sequence, self._target.eos_token_ids)
         sampler = state.sampled.follow(sequence)
         growth = DynamicGrowth(shape) if self._dynamic else Growth(shape)
-        tokens = [*sequence.tokens, *base]
-        return Growing(state, sampler, tokens, self._slots(sequence.table), growth, state.recycled[None])
+        length = len(sequence.tokens) + len(base)
+        return Growing(state, sampler, length, base, self._slots(sequence.table), growth, state.recycled[None])
 
-    def _run_bases(self, live: list[Growing], bases: Seq[Seq[int]], drafts: list[Growing | None]) -> None:
+    def _run_bases(self, drafts: list[Growing]) -> None:
         """Hypothetical tokens have no features: they are paired with what the head gives out, one after another."""
-        lengths = {id(draft): len(more) for draft, more in zip(drafts, bases, strict=True) if draft is not None}
-        for step in range(max((lengths[id(draft)] for draft in live), default=0)):
-            going = [draft for draft in live if lengths[id(draft)] > step]
+        for step in range(max((len(draft.base) for draft in drafts), default=0)):
+            going = [draft for draft in drafts if len(draft.base) > step]
             for draft in going:
-                token = draft.tokens[len(draft.tokens) - lengths[id(draft)] + step]
-                draft.add_run(np.array([token], dtype=np.int64), np.array([step - 1], dtype=np.int64), draft.hidden)
+                token, above = np.array([draft.base[step]], dtype=np.int64), np.array([step - 1], dtype=np.int64)
+                draft.add_run(token, above, draft.hidden)
             self._run(going, [1] * len(going))
 
-    def _keep_chains(self, drafts: list[Growing | None], bases: Seq[Seq[int]]) -> None:
+    def _keep_chains(self, drafts: list[Growing]) -> None:
         """Give chains slots of their own, as far as half of the scratch pages goes."""
         self._kept = 0
-        for draft, base in zip(drafts, bases, strict=True):
-            if draft is not None and max(draft.growth.shape.branching) == 1:
-                count = len(base) + draft.growth.shape.depth
+        for draft in drafts:
+            if max(draft.growth.shape.branching) == 1:
+                count = len(draft.base) + draft.growth.shape.depth
                 if self._kept + count <= SCRATCH // 2:
                     draft.kept = np.arange(count) + self._scratch + self._kept
                     self._kept += count
@@ -374,25 +377,20 @@ class FeatureDrafter:
         if depth:
             self._run(level, [len(growth.frontier) for growth in growths])
         logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
-        rows = level_rows(growths, [draft.sampler for draft in level], [len(draft.tokens) for draft in level])
+        rows = level_rows(growths, [draft.sampler for draft in level], [draft.length for draft in level])
         ids, vocabulary = self.head.target_ids, self._target.vocab_size
         found = children(logits, rows, most_children(growths), ids, vocabulary, sources=self._target.rejection)
-        before = [growth.frontier for growth in growths]
         share(growths, found, vocabulary)
-        for draft, frontier in zip(level, before, strict=True):
+        for draft in level:
             draft.last = draft.growth.ended
             if not draft.last:
-                _queue_frontier(draft, frontier)
+                _queue_frontier(draft)
 
 
-def _queue_frontier(draft: Growing, before: IntArray) -> None:
-    """The newest nodes are to be run next, each paired with what its parent gave out. before [M]: the old frontier."""
-    growth = draft.growth
-    parents = growth.parents(growth.frontier)
-    order = np.argsort(before)
-    row = order[np.searchsorted(before, parents, sorter=order)] if len(before) > 1 else np.zeros_like(parents)
-    base = len(draft.run_tokens) - len(before) if growth.paths.shape[1] > 1 else len(draft.run_tokens) - 1
-    above = base + row
-    one = len(before) == len(row) == 1
-    hidden = draft.hidden if one else draft.hidden[torch.from_numpy(row).to(draft.hidden.device)]
-    draft.add_run(growth.paths[:, -1], above, hidden)
+def _queue_frontier(draft: Growing) -> None:
+    """The newest nodes are to be run next, each paired with what its parent gave out."""
+    above, given = draft.growth.above, draft.hidden
+    parents = above + (len(draft.run_tokens) - len(given))
+    if len(above) > 1 or len(given) > 1:
+        given = given[torch.from_numpy(above).to(given.device)]
+    draft.add_run(draft.growth.paths[:, -1], parents, given)

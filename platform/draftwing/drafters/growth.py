@@ -19,21 +19,19 @@ from draftwing.engine.processors import SampleRows, SamplerState
 class Growing(Protocol):
     """A draft within a shape. frontier [M]: nodes that get children next, -1 the root at first.
 
-    paths [M, D]: tokens from the root, which is excluded, to each frontier node.
+    paths [M, D]: tokens from the root, which is excluded, to each frontier node. above [M]: place of each one's parent
+    in the frontier before.
     """
 
     frontier: IntArray
     paths: IntArray
+    above: IntArray
 
     @property
     def shape(self) -> DraftShape: ...
     @property
     def ended(self) -> bool:
         """Whether nothing may be added any more."""
-        ...
-
-    def parents(self, nodes: IntArray) -> IntArray:
-        """Of nodes of the frontier, -1 the root."""
         ...
 
     def add(
@@ -60,7 +58,10 @@ class Growth:
         self.size = 0
         self.frontier: IntArray = np.array([-1], dtype=np.int64)
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
-        self._levels: list[tuple[IntArray, IntArray, FloatArray]] = []
+        self.above: IntArray = np.empty(0, dtype=np.int64)
+        self._tokens: IntArray = np.empty(shape.nodes, dtype=np.int64)
+        self._parents: IntArray = np.empty(shape.nodes, dtype=np.int64)
+        self._confidences: FloatArray = np.empty(shape.nodes, dtype=np.float32)
         self._sources: list[tuple[IntArray, DraftSources]] = []  # with the nodes whose children they are
         self._ranks: list[tuple[int, ...]] = [()]  # of the frontier, where the shape names its nodes
 
@@ -68,10 +69,6 @@ class Growth:
     def ended(self) -> bool:
         depth = self.paths.shape[1]
         return self.size >= self.shape.nodes or depth >= self.shape.depth or not len(self.frontier)
-
-    def parents(self, nodes: IntArray) -> IntArray:
-        newest = self._levels[-1][1]
-        return newest[nodes - (self.size - len(newest))]
 
     def add(
         self, tokens: IntArray, confidences: FloatArray, vocab_size: int, sources: DraftSources | None = None
@@ -85,15 +82,17 @@ class Growth:
         rows, columns = np.nonzero(wanted)
         room = self.shape.nodes - self.size
         rows, columns = rows[:room], columns[:room]
-        chosen = tokens[rows, columns]
-        self._levels.append((chosen, self.frontier[rows], confidences[rows, columns].astype(np.float32, copy=False)))
+        new = slice(self.size, self.size + len(rows))
+        self._tokens[new] = chosen = tokens[rows, columns]
+        self._parents[new] = self.frontier[rows]
+        self._confidences[new] = confidences[rows, columns]
         if self.shape.paths:
             self._ranks = [(*self._ranks[row], rank) for row, rank in zip(rows.tolist(), columns.tolist(), strict=True)]
         self.paths = np.concatenate([self.paths[rows], chosen[:, None]], axis=1)
-        self.frontier = np.arange(self.size, self.size + len(rows))
-        self.size += len(rows)
+        self.frontier, self.size = np.arange(new.start, new.stop), new.stop
         parents = self._parents_to_be()
-        self.frontier, self.paths, self._ranks = self.frontier[:parents], self.paths[:parents], self._ranks[:parents]
+        self.frontier, self.paths, self.above = self.frontier[:parents], self.paths[:parents], rows[:parents]
+        self._ranks = self._ranks[:parents]
 
     def _parents_to_be(self) -> int:
         """How many nodes of the newest level have room for children."""
@@ -106,9 +105,13 @@ class Growth:
         return -(-(self.shape.nodes - self.size) // self.shape.branching[depth])
 
     def tree(self) -> DraftTree:
-        if not self._levels:
+        if not self.paths.shape[1]:
             return DraftTree.empty()
-        tokens, parents, confidences = (np.concatenate(parts) for parts in zip(*self._levels, strict=True))
+        tokens, parents, confidences = (
+            self._tokens[: self.size],
+            self._parents[: self.size],
+            self._confidences[: self.size],
+        )
         return DraftTree(tokens, parents, confidences, self._drawn_from() if self._sources else None)
 
     def _drawn_from(self) -> DraftSources:

@@ -14,20 +14,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
-from draftwing.checkpoints.layouts import MEDUSA, TOKEN_MAPS
+from draftwing.checkpoints.layouts import MEDUSA
 from draftwing.checkpoints.resolve import medusa_layout
 from draftwing.drafters.base import CheckpointReader, TargetInfo
+from draftwing.drafters.weights import Weights
 from draftwing.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    """blocks: (weight [H, H], bias [H] or None) each. projection [V_d, H]; None: the target's own."""
+    """blocks: [H] to [H] each. output: [H] to [V_d], its own or its target's."""
 
-    blocks: tuple[tuple[Tensor, Tensor | None], ...]
-    projection: Tensor | None
+    blocks: tuple[nn.Linear, ...]
+    output: Any
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden = hidden + silu(block(hidden))
+        logits: Tensor = self.output(hidden)
+        return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,6 @@ class MedusaHeads:
 
     layout: str
     heads: tuple[MedusaHead, ...]
-    output: nn.Module | None
     token_map: Tensor | None = None
 
     def logits(self, hidden: Tensor, heads: Tensor) -> Tensor:
@@ -44,22 +50,13 @@ class MedusaHeads:
         found: Tensor | None = None
         for index in sorted(set(heads.tolist())):
             rows = (heads == index).nonzero()[:, 0]
-            own = self._through(self.heads[index], hidden[rows])
+            own = self.heads[index](hidden[rows])
             if found is None:
                 found = own.new_empty(len(hidden), own.shape[1])
             found[rows] = own
         if found is None:
             raise ValueError("no rows")
         return found
-
-    def _through(self, head: MedusaHead, hidden: Tensor) -> Tensor:
-        for weight, bias in head.blocks:
-            hidden = hidden + silu(linear(hidden, weight, bias))
-        if head.projection is not None:
-            return linear(hidden, head.projection)
-        assert self.output is not None
-        logits: Tensor = self.output(hidden)
-        return logits
 
 
 def read_heads(checkpoint: CheckpointReader, target: TargetInfo) -> MedusaHeads:
@@ -69,37 +66,25 @@ def read_heads(checkpoint: CheckpointReader, target: TargetInfo) -> MedusaHeads:
     if layout is None:
         raise ConfigError("the checkpoint has no Medusa heads; expected tensors like 0.0.linear.weight")
     block, projection = MEDUSA[layout]
-    blocks = {m.groups(): m.string for name in names if (m := re.fullmatch(block, name))}
-    projections = {m[1]: m.string for name in names if (m := re.fullmatch(projection, name))}
+    blocks = {m.groups()[:2]: m.string.rpartition(".")[0] for name in names if (m := re.fullmatch(block, name))}
+    projections = {m[1]: m.string.rpartition(".")[0] for name in names if (m := re.fullmatch(projection, name))}
     if layout == "merged":
         checkpoint.skip(name for name in names if not name.startswith("medusa_head."))
-    place = {"device": torch.device(target.device), "dtype": getattr(torch, target.dtype)}
-
-    def read(name: str | None, shape: tuple[int | None, ...]) -> Tensor | None:
-        if name is None:
-            return None
-        found = checkpoint.shape(name)
-        if len(found) != len(shape) or any(want not in (None, got) for want, got in zip(shape, found, strict=True)):
-            wanted = [target.hidden_size if want is not None else "any" for want in shape]
-            raise ConfigError(f"{name} has shape {list(found)}; these heads fit a target with {wanted}")
-        return checkpoint.read(name).to(**place)
-
-    count, size = len({head for head, _, _ in blocks}), target.hidden_size
-    heads = []
+    count, size = len({head for head, _ in blocks}), target.hidden_size
+    if projections and projections.keys() != {head for head, _ in blocks}:
+        raise ConfigError(f"only some of the {count} Medusa heads have a projection to the vocabulary")
+    if not projections and target.model is None:
+        raise ConfigError("these Medusa heads use the target's output projection; they can't draft without the target")
+    weights = Weights(checkpoint, torch.device(target.device), getattr(torch, target.dtype), {})
+    model: Any = target.model
+    heads: list[MedusaHead] = []
     for index in map(str, range(count)):
-        own = sorted({int(depth) for head, depth, _ in blocks if head == index})
+        own = sorted(int(depth) for head, depth in blocks if head == index)
         if own != list(range(len(own))) or not own:
             raise ConfigError(f"Medusa head {index} of {count} has blocks {own}; expected 0, 1, ...")
-        pairs = [
-            (read(blocks[index, str(b), "weight"], (size, size)), read(blocks.get((index, str(b), "bias")), (size,)))
-            for b in own
-        ]
-        heads.append(MedusaHead(tuple(pairs), read(projections.get(index), (None, size))))  # type: ignore[arg-type]
-    if len({head.projection is None for head in heads}) > 1:
-        raise ConfigError(f"only some of the {count} Medusa heads have a projection to the vocabulary")
-    shared = heads[0].projection is None
-    if shared and target.model is None:
-        raise ConfigError("these Medusa heads use the target's output projection; they can't draft without the target")
-    model: Any = target.model
-    token_map = next((checkpoint.read(name) for name in TOKEN_MAPS if name in names), None)
-    return MedusaHeads(layout, tuple(heads), model.get_output_embeddings() if shared else None, token_map)
+        linears = tuple(weights.linear(blocks[index, str(depth)], size, size, None) for depth in own)
+        outputs = heads[0].output.out_features if heads else None
+        output = weights.linear(projections[index], size, outputs) if projections else model.get_output_embeddings()
+        heads.append(MedusaHead(linears, output))
+    token_map = weights.target_ids(heads[0].output.out_features, target.vocab_size)
+    return MedusaHeads(layout, tuple(heads), token_map)

@@ -128,13 +128,16 @@ def _group(members: list[SequenceRows], starts: list[int]) -> tuple[Group, list[
         slots[i, len(member.slots) :] = member.slots[0]
     depths, ancestors = ancestry(parents)
     query_pos = kv_len + depths
-    index = np.arange(longest, dtype=np.int64)[None, :]
-    draft_row = index - kv_len  # which of the sequence's own rows a slot belongs to; negative: committed
+    key_pos = np.arange(longest, dtype=np.int64)[None, :].repeat(len(members), 0)
+    visible = np.ones((*shape, longest), dtype=np.bool_)
+    draft = slice(int(kv_len.min()), None)  # the slots before are committed ones of all
+    draft_row = key_pos[:, draft] - kv_len  # which of the sequence's own rows a slot belongs to; negative: committed
     in_draft = (draft_row >= 0) & (draft_row < most)
     own = np.minimum(np.maximum(draft_row, 0), most - 1)
-    key_pos = np.where(in_draft, np.take_along_axis(query_pos, own, axis=1), index)
-    visible = np.take_along_axis(ancestors, np.broadcast_to(own[:, None, :], (*shape, longest)), axis=2)
-    visible = (visible & in_draft[:, None, :]) | (draft_row < 0)[:, None, :]
+    which = np.arange(len(members))[:, None]
+    key_pos[:, draft] = np.where(in_draft, query_pos[which, own], key_pos[:, draft])
+    seen = ancestors[which[:, None], np.arange(most)[:, None], own[:, None, :]]
+    visible[..., draft] = (seen & in_draft[:, None, :]) | (draft_row < 0)[:, None, :]
     real = np.arange(most)[None, :] < np.array(counts)[:, None]
     group = Group(rows, real, slots, visible, query_pos, key_pos)
     return group, [query_pos[i, : counts[i]] for i in range(len(members))]

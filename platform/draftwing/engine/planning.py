@@ -15,7 +15,8 @@ from draftwing.engine.scheduler import Schedule, Scheduler
 from draftwing.policy.base import PlanInputs, StepResult, acceptance_class
 
 
-def plan_inputs(schedule: Schedule, scheduler: Scheduler) -> PlanInputs:
+def plan_inputs(schedule: Schedule, scheduler: Scheduler, *, paused: bool = False) -> PlanInputs:
+    """paused: nobody is to be drafted for, as if every request had asked so."""
     decoding = schedule.decoding
 
     def column(values: Seq[int]) -> IntArray:
@@ -23,7 +24,7 @@ def plan_inputs(schedule: Schedule, scheduler: Scheduler) -> PlanInputs:
 
     distorted = [_distorts(s.params) for s in decoding]
     return PlanInputs(
-        speculate=np.array([s.params.speculate for s in decoding], dtype=np.bool_),
+        speculate=np.array([s.params.speculate and not paused for s in decoding], dtype=np.bool_),
         tokens_left=column([s.tokens_left for s in decoding]),
         nodes_left=column(scheduler.draft_room(schedule)),
         contexts=column([s.kv_len for s in decoding]),

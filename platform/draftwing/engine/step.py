@@ -37,7 +37,10 @@ from draftwing.policy.base import Policy
 
 
 class Engine:
-    """Single-threaded: one owner calls `add`, `cancel` and `step`. clock: seconds, that of the times reported."""
+    """Single-threaded: one owner calls `add`, `cancel` and `step`. clock: seconds, that of the times reported.
+
+    paused: why an operator holds speculation off, "" where it runs. May be set between two steps.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Engine:
         self.rejection = rejection
         self.tap = tap
         self.clock = clock
+        self.paused = ""
         self._ended: list[str] = []  # requests that left since the policy was last told
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -95,7 +99,7 @@ class Engine:
 
     def policy_status(self) -> PolicyStatus:
         """What the policy does now and why, its last step in words."""
-        return status_of(self.policy, self.records[-1] if self.records else None)
+        return status_of(self.policy, self.records[-1] if self.records else None, self.paused)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError (it can't be served) or OverloadedError (the queue is full)."""
@@ -120,7 +124,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         for sequence in self.scheduler.preempted:
             self.drafting.release(sequence)
-        inputs = plan_inputs(schedule, self.scheduler)
+        inputs = plan_inputs(schedule, self.scheduler, paused=bool(self.paused))
         plan = self.policy.decide(inputs)
         self.scheduler.hold_drafts(schedule, plan)
         marks.append(self.clock())

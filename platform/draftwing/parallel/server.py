@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,12 +87,21 @@ class RankServer:
         self._last_step: float | None = None
         self._next_beat = 0.0
         self._stop_reason: str | None = None
-        self._between: Callable[[], None] | None = None
+        self._between: deque[Callable[[], None]] = deque()
         self.policy_generation = 0
 
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Call `act` in the engine's thread, before its next step or within BEAT_S. From any thread."""
+        self._between.append(act)
+
     def use_policy(self, swap: Callable[[], None]) -> None:
-        """Call `swap` between two steps; it puts another policy into the engine. From any thread."""
-        self._between = swap
+        """`swap` puts another policy into the engine, between two steps. From any thread."""
+
+        def act() -> None:
+            swap()
+            self.policy_generation += 1
+
+        self.between_steps(act)
 
     def request_stop(self, reason: str = "the replica is stopping") -> None:
         """End `run` after the present step, or within BEAT_S when idle. From any thread or signal handler."""
@@ -103,10 +112,8 @@ class RankServer:
         while self._stop_reason is None:
             for client, message in self._channel.receive(0 if self._engine.busy else BEAT_S):
                 self._handle(client, message)
-            if self._between is not None:
-                swap, self._between = self._between, None
-                swap()
-                self.policy_generation += 1
+            while self._between:
+                self._between.popleft()()
             if self._engine.busy:
                 try:
                     emissions = self._engine.step()

@@ -3,12 +3,12 @@
     logit p = w_cd max(x, 0) + w'_cd min(x, 0) + b_cd + rank_r + class + request
 
 x is the log-odds of the drafter's confidence, 0 where it gives none; c the class (see `acceptance_class`), d the depth,
-r the place among siblings. Classes have slopes of their own because a confidence tells less where tokens are drawn: an
-unlikely token that both models drew by the same noise is accepted all the same. Hence a slope of its own below even
-odds, too: few such nodes are verified, and a slope learned above would rule them out without ever being tested. The
-weights of a depth are those common to all depths of its class and what it adds, drawn to 0, so that depths seldom seen
-follow the others. They are shared by all requests and change slowly; a class and a request shift them and change fast.
-Each step is one Newton step on the newest labels, with an information that forgets by the label, so old text fades.
+r the place among siblings. Classes have slopes of their own because a confidence tells less where tokens are drawn, and
+is another one there (`drafters.children`). Below even odds there is a slope of its own, too: few such nodes are
+verified, and a slope learned above would rule them out without ever being tested. The weights of a depth are those
+common to all depths of its class and what it adds, drawn to 0, so that depths seldom seen follow the others. They are
+shared by all requests and change slowly; a class and a request shift them and change fast. Each step is one Newton step
+on the newest labels, with an information that forgets by the label, so old text fades.
 Estimated given confidence, not by position alone, because which positions are reached depends on the policy itself.
 
 A node that is not drafted yet has no x: its chance is the mean of what the model gave the nodes drafted there of late,

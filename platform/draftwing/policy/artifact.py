@@ -5,6 +5,7 @@
     <uri>/<digest>/costs.parquet      measured cells; cost_fit.parquet: the fitted terms, for readers
     <uri>/<digest>/acceptance.parquet what the acceptance model knows before it has seen a request
     <uri>/<digest>/schedule.parquet   the table: a draft shape for each batch and context
+    <uri>/<digest>/study.parquet      optional, for readers: the trials that the table comes from
 
 The uri is a folder, or anything that pyarrow.fs reads (s3://, gs://, hdfs://).
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,11 +102,14 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
+    """others: the rows of tables that only readers want, by file name."""
+
     digest: str
     manifest: Manifest
     costs: tuple[CostRow, ...]
     acceptance: tuple[AcceptanceRow, ...]
     schedule: tuple[ScheduleRow, ...]
+    others: Mapping[str, list[dict[str, Any]]]
 
     @property
     def curves(self) -> CostCurves:
@@ -175,9 +180,10 @@ def read_artifact(uri: str, key: Key | None, digest: str | None = None) -> Artif
     return Artifact(
         digest,
         manifest,
-        _rows(CostRow, tables[COSTS], where),
-        _rows(AcceptanceRow, tables[ACCEPTANCE], where),
-        tuple(_shaped(row) for row in _rows(ScheduleRow, tables[SCHEDULE], where)),
+        parsed_rows(CostRow, tables.pop(COSTS), where),
+        parsed_rows(AcceptanceRow, tables.pop(ACCEPTANCE), where),
+        tuple(_shaped(row) for row in parsed_rows(ScheduleRow, tables.pop(SCHEDULE), where)),
+        tables,
     )
 
 
@@ -221,7 +227,8 @@ def _table(filesystem: Any, folder: str, name: str, manifest: Manifest, where: s
     return rows
 
 
-def _rows(kind: type[Row], rows: list[dict[str, Any]], where: str) -> tuple[Row, ...]:
+def parsed_rows(kind: type[Row], rows: Seq[Mapping[str, Any]], where: str) -> tuple[Row, ...]:
+    """A table's rows as what they are. ConfigError where its columns aren't those of the kind."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     for row in rows[:1]:
         if odd := row.keys() ^ names:

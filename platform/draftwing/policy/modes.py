@@ -69,7 +69,9 @@ def parse_mode(
     if mode == "off":
         return OffPolicy()
     if mode == "table":
-        return TablePolicy(drafter, profile.schedule) if profile else OffPolicy()  # a config is checked without one
+        return (
+            TablePolicy(drafter, profile.schedule, profile.digest) if profile else OffPolicy()
+        )  # a config is checked without one
     kind, _, settings = mode.partition(":")
     if kind not in ("fixed", "adaptive"):
         raise ConfigError(f"policy.mode is {text!r}; expected {FORMS}")

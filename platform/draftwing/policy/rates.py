@@ -38,5 +38,5 @@ class Rates:
 
     def kept(self, batch: int) -> float:
         """Tokens made for each that was promised."""
-        tokens, promised = self._sums[bucket_of(batch)].tolist()
-        return (tokens + DOUBT * batch) / (promised + DOUBT * batch)
+        tokens, promised = self._sums[bucket_of(batch)] + DOUBT * batch
+        return float(tokens / promised)

@@ -31,14 +31,14 @@ def row_for(rows: Seq[ScheduleRow], batch: int, context: float) -> ScheduleRow:
 
 
 class TablePolicy(UncutPolicy):
-    """Everybody drafts the shape of the row that holds the batch. ConfigError without rows."""
+    """Everybody drafts the shape of the row that holds the batch. ConfigError without rows. digest: the profile's."""
 
     mode = "table"
 
-    def __init__(self, drafter: str, rows: Seq[ScheduleRow]) -> None:
+    def __init__(self, drafter: str, rows: Seq[ScheduleRow], digest: str = "") -> None:
         if not rows:
             raise ConfigError("policy.mode is 'table', but the profile has no schedule; run draftwing tune")
-        self.drafter = drafter
+        self.drafter, self.digest = drafter, digest
         self.rows = tuple(rows)
         widest = zip_longest(*(row.branching for row in self.rows), fillvalue=1)
         branching = tuple(max(level) for level in widest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
@@ -13,9 +14,11 @@ import pytest
 from draftwing.core import EngineCounters, PolicyStatus
 from draftwing.parallel.messages import RankStats
 from draftwing_dashboards.web.router import router
+from draftwing_dashboards.web.study import Study
 from draftwing_dashboards.web.view import view
 from draftwing_dashboards.web.what_if import Question, answer, parse
 from draftwing_serve.http_api import make_app
+from draftwing_serve.metrics import EngineTotals
 from tests.unit.serve.fakes import FakeEngine, make_client, make_core
 
 T = TypeVar("T")
@@ -114,6 +117,53 @@ def test_the_answer_is_as_sure_as_its_interval(
     assert said in seen.answer
 
 
+def told(**differing: Any) -> PolicyStatus:
+    return replace(STATUS, reason="because", **differing)
+
+
+def test_a_pause_and_its_reason_are_metrics() -> None:
+    totals = EngineTotals()
+    totals.update({"tcp://a": RankStats(pid=1, state="ready", policy=told(paused=True))})
+    samples = {sample.name: sample for family in totals.collect() for sample in family.samples}
+    assert samples["draftwing_policy_paused"].value == 1
+    assert samples["draftwing_policy_reason_info"].labels == {"replica": "0", "reason": "because"}
+
+
+def test_what_holds_speculation_off_is_the_answer() -> None:
+    paused, tripped = told(paused=True, tripped=True), told(tripped=True)
+    for policy, said in ((paused, "Speculation is paused"), (tripped, "The guard holds speculation off")):
+        seen = view([RankStats(pid=1, state="ready", policy=policy)])
+        assert seen.answer == said
+        assert "because" in seen.detail
+    assert view([RankStats(pid=1, state="ready", policy=paused)]).problems == []
+
+
+def test_a_ratio_is_worth_no_more_than_the_costs_that_it_rests_on() -> None:
+    seen = view([RankStats(pid=1, state="ready", policy=told(cost_error=4.0))])
+    assert (seen.answer, seen.tone) == ("1.42x plain decoding, not to be trusted", "unknown")
+    assert "400%" in seen.detail
+    assert any("cost model is off by 400%" in problem for problem in seen.problems)
+
+
+def test_engines_are_judged_together() -> None:
+    policies = (told(), told(ratio=1.22, half_width=0.12), told(ratio=None, half_width=None))
+    stats = [RankStats(pid=i, state="ready", policy=policy) for i, policy in enumerate(policies)]
+    seen = view(stats, silent=1)
+    assert seen.answer == "1.32x plain decoding"
+    assert "1.25 to 1.38" in seen.detail
+    assert seen.problems == ["1 of 4 engines don't answer."]
+    stats[1].policy = told(paused=True)
+    (problem,) = view(stats).problems
+    assert problem.startswith("Speculation is paused on 1 of 3 engines only")
+
+
+def test_an_engine_that_makes_no_steps_is_named() -> None:
+    stats = RankStats(pid=1, state="ready", running=2, last_step_age_s=45.0)
+    assert view([stats]).problems == ["An engine with 2 requests made no step for 45 s."]
+    stats.running = 0
+    assert view([stats]).problems == []
+
+
 def test_problems_are_named() -> None:
     counters = EngineCounters(bad_drafts=3, preemptions=2)
     policy = PolicyStatus("adaptive", "lookup", "off", "it was slow", tripped=True)
@@ -167,7 +217,8 @@ def test_pieces_arrive_as_they_change() -> None:
     from draftwing_dashboards.web import router as module
 
     async def first_two() -> list[str]:
-        views = [view([]), view([RankStats(pid=1, state="ready", policy=STATUS)])]
+        seen_now = (view([]), view([RankStats(pid=1, state="ready", policy=STATUS)]))
+        views = [module.Screen(each, Study(missing="none")) for each in seen_now]
 
         async def seen() -> Any:
             return views.pop(0) if len(views) > 1 else views[0]

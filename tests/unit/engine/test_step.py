@@ -72,6 +72,28 @@ def test_the_last_step_of_a_request_tells_its_end_and_its_acceptance() -> None:
     assert all(r.rows == r.sequences + r.drafted + r.prefill_rows for r in records)
 
 
+def test_a_pause_drafts_nothing_and_changes_no_token() -> None:
+    """Between any two steps; and then it drafts again, with the policy that it had."""
+    engine = speculating()
+    for request in requests():
+        engine.add(request)
+    got: dict[str, Received] = {request.id: Received() for request in requests()}
+    drafted: dict[bool, int] = {False: 0, True: 0}
+    policy = engine.policy
+    while engine.busy:
+        engine.paused = "by hand" if engine.counters.steps % 5 in (2, 3) else ""
+        for emission in engine.step():
+            got[emission.request_id].take(emission)
+        drafted[bool(engine.paused)] += engine.records[-1].drafted
+        status = engine.policy_status()
+        assert (status.paused, status.reason) == (bool(engine.paused), engine.paused or "fixed")
+        assert status.mode == "fixed"
+    assert drafted[True] == 0
+    assert drafted[False] > 20
+    assert engine.policy is policy
+    assert [got[r.id].tokens for r in requests()] == [oracle(r).tokens for r in requests()]
+
+
 def test_a_request_may_refuse_speculation() -> None:
     engine = speculating()
     got = run_to_end(engine, requests(speculate=False))

@@ -21,6 +21,7 @@ from draftwing.policy.modes import OffPolicy, parse_mode
 from draftwing.policy.profile import Profile
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
+from draftwing.testing.policies import plan_inputs_of
 from draftwing.testing.run_engine import make_engine, run_to_end
 from draftwing_tuner.virtual import PricedDrafter, PricedRunner, Prices, VirtualClock
 from tests.unit.policy.planted import RISING, World, best_fixed, costs_of
@@ -181,7 +182,7 @@ def test_distorted_requests_teach_nothing_that_others_share_and_are_forgotten() 
 
 @pytest.mark.parametrize("block", [False, True])
 def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path) -> None:
-    """With arrivals and preemptions, from the file, by a policy that knows nothing but the file."""
+    """With arrivals, preemptions and pauses, from the file, by a policy that knows nothing but the file."""
     target = MockTarget(MockBehaviour(32, order=2, surprise=0.3), slots=4096)
     clock, prices = VirtualClock(), Prices(RISING)
     inner: Drafter = NgramDrafter() if block else MockDraftModel(target)
@@ -199,6 +200,7 @@ def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path
     for i in range(10):
         params = SamplingParams(max_tokens=int(draw.integers(10, 50)), temperature=0.5 * (i % 3), seed=i)
         engine.add(Request(str(i), draw.integers(0, 32, int(draw.integers(3, 30))).tolist(), params))
+        engine.paused = "by hand" if i in (4, 6) else ""
         for _ in range(4):
             engine.step()
     engine.cancel("7")
@@ -231,3 +233,20 @@ def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
         read_log(file)
     with pytest.raises(ConfigError, match="can't be written"):
         LoggedPolicy(OffPolicy(), Origin("off", "", DrafterTraits()), tmp_path / "none" / "log")
+
+
+def test_a_log_that_begins_leaves_those_before_it_whole(tmp_path: Path) -> None:
+    """Whoever took their place: a new profile, another replica, a restart. The one before may still write."""
+    file = tmp_path / "log"
+    origins = [Origin("fixed:k=2", name, DrafterTraits()) for name in ("first", "second", "third")]
+    step = plan_inputs_of(2)
+    result = StepResult((), (), (), np.zeros(0, dtype=np.int64), (), 1, 0.0, 1.0)
+    before: LoggedPolicy | None = None
+    for origin in origins:
+        policy = LoggedPolicy(origin.make(), origin, file)
+        for each in (before, policy) if before else (policy,):
+            each.observe(step, each.decide(step), result)
+        before = policy
+    kept = [read_log(tmp_path / name) for name in ("log.1", "log.2", "log")]
+    assert [origin for origin, _ in kept] == origins
+    assert [len(steps) for _, steps in kept] == [2, 2, 1]

@@ -11,6 +11,7 @@ import pytest
 from draftwing.errors import ConfigError, SetupError
 from draftwing.policy.artifact import AcceptanceRow, CostRow, ScheduleRow, current, read_artifact
 from draftwing.policy.cost import CostModel
+from draftwing_tuner.history import STUDY, StudyRow, study_of
 from draftwing_tuner.publish import publish
 
 KEY = {"device": "a cpu", "model_digest": "m1", "drafter": "ngram()"}
@@ -31,7 +32,10 @@ ACCEPTANCE = (AcceptanceRow("depth", 1, 0.7, 0.1, 120.0, 0.6), AcceptanceRow("ra
 SCHEDULE = (ScheduleRow(1, 512, (2, 1, 1), 6, 2.1, 80.0, 1.4), ScheduleRow(8, 512, (), 0, 1.0, 300.0, 1.0))
 
 
-def put(folder: Path, schedule: tuple[ScheduleRow, ...] = SCHEDULE) -> str:
+STUDY_ROWS = (StudyRow(1, 512, 0, 1.0, 1.0, "no draft"), StudyRow(1, 512, 1, 1.4, 1.4, "2x1x1, 6 nodes"))
+
+
+def put(folder: Path, schedule: tuple[ScheduleRow, ...] = SCHEDULE, study: tuple[StudyRow, ...] = STUDY_ROWS) -> str:
     return publish(
         str(folder),
         KEY,
@@ -39,6 +43,7 @@ def put(folder: Path, schedule: tuple[ScheduleRow, ...] = SCHEDULE) -> str:
         cost_fit=[{"term": "constant", "at": 0.0, "coef": 9.0}],
         acceptance=ACCEPTANCE,
         schedule=schedule,
+        study=study,
         block=False,
         about={"clock": "wall"},
     )
@@ -79,6 +84,14 @@ def test_the_same_content_is_the_same_profile_and_another_one_names_its_parent(t
     assert read_artifact(str(tmp_path), KEY, first).schedule == SCHEDULE
 
 
+def test_the_study_is_there_for_readers_and_missed_by_nobody(tmp_path: Path) -> None:
+    put(tmp_path)
+    assert study_of(read_artifact(str(tmp_path), KEY)) == STUDY_ROWS
+    without = put(tmp_path, study=())
+    assert not (tmp_path / without / STUDY).exists()
+    assert study_of(read_artifact(str(tmp_path), KEY)) == ()
+
+
 def test_an_empty_table_is_a_table(tmp_path: Path) -> None:
     put(tmp_path, ())
     assert read_artifact(str(tmp_path), KEY).schedule == ()
@@ -93,7 +106,7 @@ def test_a_profile_for_something_else_is_refused_by_field(tmp_path: Path) -> Non
         read_artifact(str(tmp_path), {**KEY, "threads": "4"})
 
 
-@pytest.mark.parametrize("name", ["costs.parquet", "acceptance.parquet", "schedule.parquet"])
+@pytest.mark.parametrize("name", ["costs.parquet", "acceptance.parquet", "schedule.parquet", STUDY])
 def test_a_changed_or_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / put(tmp_path) / name
     file.write_bytes(file.read_bytes() + b"x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from draftwing.core import NO_DRAFT, DraftShape
 from draftwing.drafters.base import DrafterTraits
 from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
-from draftwing_tuner.search import Bucket, Replay, best_fixed, candidates, search
+from draftwing_tuner.rates import Bucket, Ground, Replay
+from draftwing_tuner.search import best_fixed, candidates, search
+from draftwing_tuner.tasks import J, R, S, in_turn
 from tests.unit.tuner.traces import made_up_trace
 
 TREES = DrafterTraits(trees=True, confidence=True)
@@ -29,7 +32,7 @@ def costs(per_row: float, draft: float) -> CostModel:
 
 @pytest.fixture
 def replay() -> Replay:
-    return Replay(made_up_trace(3, answers=8, accuracy=0.8), "made", costs(0.2, 0.1))
+    return Replay(Ground(made_up_trace(3, answers=8, accuracy=0.8), "made", costs(0.2, 0.1)))
 
 
 def test_plain_decoding_takes_what_the_curve_says(replay: Replay) -> None:
@@ -42,7 +45,7 @@ def test_drafting_pays_where_rows_are_cheap_and_not_where_they_are_dear(tmp_path
     (cheap,) = search(replay, [Bucket(1, 16)], TREES, tmp_path, trials=8)
     assert cheap.margin > 1.3
     assert cheap.shape.depth > 0
-    dear = Replay(replay.trace, "made", costs(10.0, 5.0))
+    dear = Replay(Ground(replay.ground.trace, "made", costs(10.0, 5.0)))
     (found,) = search(dear, [Bucket(4, 16)], TREES, tmp_path, trials=8)
     assert found.shape == NO_DRAFT
     assert found.margin == 1.0
@@ -65,6 +68,22 @@ def test_a_stopped_study_goes_on(tmp_path: Path, replay: Replay) -> None:
     assert again.trials[:3] == first.trials
     assert [number for number, _, _ in again.trials] == [0, 1, 2, 3, 4]
     assert again.margin >= first.margin
+
+
+def test_what_was_asked_for_when_a_run_stopped_is_tried_again(tmp_path: Path, replay: Replay) -> None:
+    def stopped(work: Callable[[S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
+        if len(jobs) > 1:
+            raise KeyboardInterrupt
+        return in_turn(work, shared, jobs)
+
+    bucket = Bucket(1, 16)
+    halted = Replay(replay.ground, stopped)
+    halted.learn([(bucket, NO_DRAFT)])
+    with pytest.raises(KeyboardInterrupt):
+        search(halted, [bucket], TREES, tmp_path, trials=5)
+    (found,) = search(replay, [bucket], TREES, tmp_path, trials=5)
+    assert [shape for _, _, shape in found.trials][:2] == [NO_DRAFT, DraftShape((1,) * 4, 4)]
+    assert len(found.trials) == 5
 
 
 def test_a_drafter_of_chains_gets_chains(tmp_path: Path, replay: Replay) -> None:

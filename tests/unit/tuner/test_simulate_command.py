@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from draftwing.errors import ConfigError
+from draftwing.policy.artifact import CostRow, ScheduleRow
+from draftwing_tuner.history import StudyRow
+from draftwing_tuner.publish import publish
 from draftwing_tuner.simulate_command import register
 from draftwing_tuner.trace import write_trace
 from tests.unit.tuner.traces import made_up_trace
@@ -92,3 +95,48 @@ def test_a_wrong_flag_is_named(replay: list[str], flags: list[str], message: str
 def test_neither_form_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--alpha and --k, or --trace"):
         run("--alpha", "0.5")
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> str:
+    """A profile on whose costs rows are cheap; its table drafts trees alone and nothing in company."""
+    cells = [("verify", b, rows, 1e4 + 10 * rows) for b, rows in ((1, 1), (1, 8), (4, 4), (4, 64))] + [
+        ("draft", 1, 1, 100.0)
+    ]
+    publish(
+        str(tmp_path / "profiles"),
+        {"device": "a cpu"},
+        costs=[CostRow(part, b, n, 16, 1, 1, 9, us, us, us, us, us) for part, b, n, us in cells],
+        cost_fit=[],
+        acceptance=[],
+        schedule=[ScheduleRow(1, 64, (3, 2), 9, 2.0, 90.0, 1.3), ScheduleRow(4, 64, (), 0, 1.0, 90.0, 1.0)],
+        study=[StudyRow(4, 64, 0, 1.0, 1.0, "no draft"), StudyRow(4, 64, 1, 1.2, 1.2, "2x2, 5 nodes")],
+        block=False,
+    )
+    return str(tmp_path / "profiles")
+
+
+def test_a_profile_is_compared_with_fixed_settings(
+    capsys: pytest.CaptureFixture[str], replay: list[str], published: str
+) -> None:
+    found = document(capsys, *replay[:2], "--profile", published, "--json")
+    settings = {one["name"]: one for one in found["settings"]}
+    chains = [f"fixed k={k}" for k in range(1, 6)]
+    trees = ["fixed 3x2, 9 nodes", "fixed 2x2, 5 nodes"]
+    assert [*settings] == ["plain decoding", *chains, *trees, "untuned default", "table", "adaptive"]
+    alone, together = settings["table"]["ratios"]
+    assert alone == pytest.approx(settings["fixed 3x2, 9 nodes"]["ratios"][0])
+    assert 1.0 <= together < alone
+    for name in ("adaptive", "untuned default"):
+        assert settings[name]["overall"] > settings["fixed k=4"]["overall"]
+    assert run(*replay[:2], "--profile", published) == 0
+    assert "adaptive" in capsys.readouterr().out
+
+
+def test_a_profile_brings_its_own_costs(replay: list[str], published: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--costs has no part in --profile"):
+        run(*replay, "--profile", published)
+    with pytest.raises(ConfigError, match="--policy has no part in --profile"):
+        run(*replay[:2], "--profile", published, "--policy", "off")
+    with pytest.raises(ConfigError, match="no profile was published"):
+        run(*replay[:2], "--profile", str(tmp_path / "nothing"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
 from draftwing_tuner import tuning
 from draftwing_tuner.bench import CLOCKS
+from draftwing_tuner.history import study_of, study_rows
 from draftwing_tuner.report import command, document, print_result, write_report
 from draftwing_tuner.session import Session
+from draftwing_tuner.tasks import Spread, in_turn
 from draftwing_tuner.tuning import Tuned, tune
 
 PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -68,8 +71,13 @@ def session_of(folder: Path, drafters: list[DrafterConfig] | None = None) -> Ses
     return Session(config, engine_of(), None, KEY, "wall", folder)
 
 
+@contextmanager
+def here() -> Iterator[Spread]:
+    yield in_turn
+
+
 def run(session: Session) -> Tuned:
-    return tune(session, PROMPTS, PARAMS, str(session.out / "profiles"), budget_s=1e6, trials=4)
+    return tune(session, PROMPTS, PARAMS, str(session.out / "profiles"), budget_s=1e6, trials=4, tasks=here)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +95,22 @@ def test_what_is_published_is_what_was_found(finished: tuple[Session, Tuned]) ->
     assert artifact.acceptance == tuned.learned.acceptance
     assert artifact.acceptance
     assert artifact.curves.verify
+    assert study_of(artifact) == tuple(study_rows(tuned.learned.found))
     assert TablePolicy("lookup", artifact.schedule).largest.depth <= 8
     assert_idle(session.engine)
+
+
+def test_the_study_tells_each_trial_and_the_best_so_far(finished: tuple[Session, Tuned]) -> None:
+    _, tuned = finished
+    for one in tuned.learned.found:
+        rows = [
+            row
+            for row in study_rows(tuned.learned.found)
+            if (row.batch, row.context) == (one.bucket.batch, one.bucket.context)
+        ]
+        assert [row.trial for row in rows] == list(range(len(rows)))
+        assert (rows[0].value, rows[0].shape) == (1.0, "no draft")
+        assert [row.best for row in rows] == [max(other.value for other in rows[: i + 1]) for i in range(len(rows))]
 
 
 def test_held_out_prompts_teach_nothing(finished: tuple[Session, Tuned]) -> None:
@@ -97,12 +119,18 @@ def test_held_out_prompts_teach_nothing(finished: tuple[Session, Tuned]) -> None
     assert taught == [prompt for i, prompt in enumerate(PROMPTS) if i != 2]
 
 
-def test_the_table_is_no_worse_than_any_fixed_setting_by_replay(finished: tuple[Session, Tuned]) -> None:
+def test_the_profile_is_compared_on_text_that_taught_nothing(finished: tuple[Session, Tuned]) -> None:
     _, tuned = finished
-    table = next(setting for setting in tuned.replayed if setting.name == "table")
-    assert all(table.overall >= other.overall - 1e-6 for other in tuned.replayed)
-    assert table.overall >= 1.0
-    assert all(setting.overall == pytest.approx(1.0) for setting in tuned.replayed if setting.name == "plain decoding")
+    assert [list(request.prompt or ()) for request in tuned.held.requests] == [PROMPTS[2]]
+    names = [setting.name for setting in tuned.mixed]
+    assert names[0] == "plain decoding"
+    assert {*(f"fixed k={k}" for k in range(1, 9)), "untuned default", "table", "adaptive"} < {*names}
+    assert len(names) == len({*names})
+    plain, k4, untuned = (tuned.mixed[names.index(n)] for n in ("plain decoding", "fixed k=4", "untuned default"))
+    assert (plain.overall, plain.ratios) == (1.0, (1.0, 1.0))
+    assert untuned.ratios not in (plain.ratios, k4.ratios)  # it decides by itself
+    assert tuned.mode in ("table", "adaptive")
+    assert read_artifact(tuned.uri, KEY).manifest.about["mode"] == tuned.mode
 
 
 def test_the_costs_are_the_machine_s(finished: tuple[Session, Tuned]) -> None:
@@ -122,7 +150,7 @@ def test_the_same_command_finds_everything_done(
         raise AssertionError("collected again")
 
     monkeypatch.setattr("draftwing_tuner.collecting.collect", never)
-    second = tune(again, PROMPTS, PARAMS, tuned.uri, budget_s=1e6, trials=4)
+    second = tune(again, PROMPTS, PARAMS, tuned.uri, budget_s=1e6, trials=4, tasks=here)
     assert second.schedule == tuned.schedule
     assert second.digest == tuned.digest
 

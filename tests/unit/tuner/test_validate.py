@@ -13,8 +13,9 @@ from draftwing.policy.base import Policy
 from draftwing.policy.modes import FixedPolicy, OffPolicy
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
-from draftwing_tuner.paired import Ratio, Standing
-from draftwing_tuner.validate import LEAST_ROUNDS, PLAIN, Level, validate, withdrawn
+from draftwing_tuner.mixed import ADAPTIVE, PLAIN, TABLE, Mixed
+from draftwing_tuner.paired import Block, Ratio, Round, Standing
+from draftwing_tuner.validate import LEAST_ROUNDS, Level, better_mode, validate, withdrawn
 
 PROMPTS = [[1, 2, 1, 2], [3, 4, 3], [5, 5]]
 LEVELS = (1, 3)
@@ -87,3 +88,38 @@ def test_a_bucket_that_is_slower_beyond_its_interval_drafts_nothing(high: float,
     assert drafts or all(row.rate == pytest.approx(7.5) for row in kept[1:])
     assert withdrawn(rows, levels, "table", "wall") == rows
     assert withdrawn(rows, [], "table", "cpu") == rows
+
+
+def rounds(adaptive: float, table: float, noise: float) -> tuple[Round, ...]:
+    """Three rounds of 100 tokens a second times each factor; the table's rate varies by the noise."""
+    return tuple(
+        {
+            PLAIN: [Block(1, 0, 100, 1.0, 1.0)] * 2,
+            TABLE: [Block(1, 1, 100, 1.0, 1 / (table * (1 + noise * turn)))] * 2,
+            ADAPTIVE: [Block(1, 1, 100, 1.0, 1 / adaptive)] * 2,
+        }
+        for turn in (-1, 0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "table", "noise", "replayed", "mode"),
+    [
+        (1.3, 1.2, 0.01, "table", "adaptive"),  # the engine tells them apart, whatever replay says
+        (1.2, 1.3, 0.01, "adaptive", "table"),
+        (1.3, 1.2, 0.5, "table", "table"),  # it doesn't, and replay decides
+        (1.2, 1.3, 0.5, "adaptive", "adaptive"),
+    ],
+)
+def test_the_engine_chooses_the_mode_where_it_can_and_replay_where_it_cannot(
+    adaptive: float, table: float, noise: float, replayed: str, mode: str
+) -> None:
+    mixed = [Mixed(name, (), 1.4 if name == replayed else 1.3) for name in (ADAPTIVE, TABLE)]
+    assert better_mode(mixed, [Level(1, (), rounds(adaptive, table, noise))], "wall") == mode
+
+
+def test_a_withdrawn_table_is_plain_decoding_when_the_mode_is_chosen() -> None:
+    slow = Standing(TABLE, Ratio(0.5, 0.4, 0.6), Ratio(0.5, 0.4, 0.6), 1.0, 1.0, 3)
+    mixed = [Mixed(ADAPTIVE, (), 1.1), Mixed(TABLE, (), 1.0)]
+    level = Level(1, (slow,), rounds(adaptive=0.9, table=0.5, noise=0.01))
+    assert better_mode(mixed, [level], "wall") == TABLE
