@@ -1,12 +1,11 @@
 """What does `adaptive` lose or gain while it knows nothing yet? Fresh policies on a real model, one thread, no profile.
 
 In each trial plain decoding, every fixed mode and a new adaptive policy answer the same requests, in an order that
-changes from trial to trial: all at once, so many as the concurrency says. The text is the same under all. A rate is
-that of committed tokens to CPU time of whole engine steps without prompts; a row holds those of the first so many steps
-of each trial, relative to plain decoding's over the whole trial, as the geometric mean over trials, and its 95 %
-interval.
+changes from trial to trial. The text is the same under all. A rate is that of committed tokens to CPU time of whole
+engine steps at full concurrency and without prompts; a row holds those of the first so many steps of each trial,
+relative to plain decoding's over the whole trial, as the geometric mean over trials, and its 95 % interval.
 
-usage: python -m benchmarks.cold_start [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--tokens 128]
+usage: python -m benchmarks.cold_start [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--steps 100]
            [--drafter ngram] [--prompts FILE] [--json FILE]
 """
 
@@ -17,7 +16,9 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from math import log
 from pathlib import Path
 
@@ -27,16 +28,16 @@ from draftwing.engine.build import build_local
 from draftwing.engine.step import Engine
 from draftwing.policy.base import Policy
 from draftwing.policy.modes import OffPolicy, parse_mode
-from draftwing_tuner.paired import Ratio, ratio
+from draftwing_tuner.paired import Ratio, Traffic, ratio
 
-FIRST = (50, 100, 200)  # steps
+FIRST = (25, 50, 100, 200)  # steps
 PLAIN = "off"
-PROMPT_TOKENS = 160
+PROMPT_TOKENS, MAX_TOKENS = 160, 96
 
 
 @dataclass(slots=True)
 class Row:
-    """steps: the first so many of each trial, 0: all. drafted: tokens a step. tokens: committed a step."""
+    """steps: the first so many of each trial. drafted: tokens a step. tokens: committed a step."""
 
     concurrency: int
     mode: str
@@ -49,20 +50,29 @@ class Row:
 Steps = list[tuple[int, int, float]]  # committed, verified draft tokens, CPU seconds
 
 
-def answered(engine: Engine, policy: Policy, texts: list[list[int]], tokens: int, salt: str) -> Steps:
-    """The steps of one arm of a trial."""
+def answered(engine: Engine, policy: Policy, requests: Iterator[Request], concurrency: int, most: int) -> Steps:
+    """The first so many steps of one arm of a trial."""
     engine.policy = policy
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    for number, text in enumerate(texts):
-        engine.add(Request(f"{salt}/{number}", text[-PROMPT_TOKENS:], params, salt=salt))
-    steps = []
-    while engine.busy:
+    traffic, steps = Traffic(engine, requests, concurrency), Steps()
+    while len(steps) < most:
+        traffic.fill()
         begun = time.process_time()
         engine.step()
         spent, record = time.process_time() - begun, engine.records[-1]
-        if record.sequences and not record.prefill_rows:
+        if record.sequences == concurrency and not record.prefill_rows:
             steps.append((record.committed, record.drafted, spent))
+    traffic.drain()
+    while engine.busy:
+        engine.step()
     return steps
+
+
+def asked(texts: list[list[int]], seed: int, salt: str) -> Iterator[Request]:
+    """Without end; salt keeps an arm from finding the answers of another."""
+    draw = random.Random(seed)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    for number in count():
+        yield Request(f"{salt}/{number}", draw.choice(texts)[-PROMPT_TOKENS:], params, salt=f"{salt}/{number}")
 
 
 def rate(steps: Steps) -> float:
@@ -74,12 +84,10 @@ def rows(trials: list[dict[str, Steps]], concurrency: int) -> list[Row]:
     for mode in trials[0]:
         if mode == PLAIN:
             continue
-        for first in (*FIRST, 0):
-            parts = [trial[mode][: first or None] for trial in trials]
+        for first in (steps for steps in FIRST if steps <= len(trials[0][mode])):
+            parts = [trial[mode][:first] for trial in trials]
             logs = [log(rate(part) / rate(trial[PLAIN])) for part, trial in zip(parts, trials, strict=True)]
-            count = sum(map(len, parts))
-            drafted = sum(step[1] for part in parts for step in part) / count
-            tokens = sum(step[0] for part in parts for step in part) / count
+            drafted, tokens = (sum(step[i] for part in parts for step in part) / first / len(parts) for i in (1, 0))
             found.append(Row(concurrency, mode, first, ratio(logs), drafted, tokens))
     return found
 
@@ -89,7 +97,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", default=["adaptive", "fixed:k=4"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--drafter", default="ngram")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--model", default="gemma-3-270m")
@@ -105,18 +113,17 @@ def main() -> int:
     for concurrency in args.concurrency:
         trials = []
         for number in range(args.trials):
-            chosen = random.Random(number).sample(texts, concurrency)
             turn = number % len(modes)
             trial = {}
             for mode in [*modes[turn:], *modes[:turn]]:
                 policy = OffPolicy() if mode == PLAIN else parse_mode(mode, args.drafter, traits)
-                trial[mode] = answered(engine, policy, chosen, args.tokens, f"{concurrency}/{number}/{mode}")
+                requests = asked(texts, number, f"{concurrency}/{number}/{mode}")
+                trial[mode] = answered(engine, policy, requests, concurrency, args.steps)
             trials.append(trial)
             print(f"  concurrency {concurrency}: trial {number + 1} of {args.trials}", file=sys.stderr, flush=True)
         for row in rows([{mode: trial[mode] for mode in modes} for trial in trials], concurrency):
             interval = f"{row.rate.mean:6.3f} [{row.rate.low:6.3f}, {row.rate.high:6.3f}]"
-            first = str(row.steps or "all")
-            print(f"{concurrency:5} {row.mode:12} {first:>5} {interval:>24} {row.drafted:7.2f} {row.tokens:6.2f}")
+            print(f"{concurrency:5} {row.mode:12} {row.steps:5} {interval:>24} {row.drafted:7.2f} {row.tokens:6.2f}")
             done.append(asdict(row))
         sys.stdout.flush()
     if args.json is not None:

@@ -21,7 +21,7 @@ def rendered(overlay: Path) -> list[dict[str, Any]]:
     """The documents of `kubectl kustomize`. SetupError without kubectl, ConfigError where it refuses the folder."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        raise SetupError("kubectl is not installed, and the overlay is rendered by it; install it, or kustomize's own")
+        raise SetupError("kubectl is not installed, and the overlay is rendered by it; install kubectl")
     if not (overlay / "kustomization.yaml").is_file():
         raise ConfigError(f"overlay {overlay} has no kustomization.yaml; expected a folder like k8s/overlays/local-cpu")
     done = subprocess.run(
@@ -40,7 +40,7 @@ def schemas(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
         )
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for file in sorted(folder.glob("*.yaml")):
-        for crd in yaml.load_all(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        for crd in _documents(file):
             if not isinstance(crd, dict) or crd.get("kind") != "CustomResourceDefinition":
                 continue
             spec = crd["spec"]
@@ -50,6 +50,13 @@ def schemas(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     if not found:
         raise ConfigError(f"CRD folder {folder} holds no CustomResourceDefinition in *.yaml")
     return found
+
+
+def _documents(file: Path) -> list[Any]:
+    try:
+        return list(yaml.load_all(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"CRD file {file} can't be read: {' '.join(str(error).split())}") from None
 
 
 def problems(documents: list[dict[str, Any]], known: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from draftwing.commands.common import add_config_flags, config_from_args, help_of, print_json, say
+from draftwing.commands.common import add_config_flags, config_flags, config_from_args, help_of, print_json, say
 from draftwing.errors import ConfigError
 from draftwing_serve.k8s import PodShape, as_yaml, ray_service, serve_config
 
@@ -59,8 +59,8 @@ def _command(args: argparse.Namespace) -> str:
     """The command that makes the same document, run in the config's folder."""
     pod, parts = PodShape(), ["draftwing k8s render"]
     if args.config_file is not None:
-        parts.append(f"-c {args.config_file.name}")
-    parts += [f"--set {shlex.quote(setting)}" for setting in args.config_set]
+        parts.append(f"-c {shlex.quote(args.config_file.name)}")
+    parts += config_flags(args)
     for flag, name in (("gpus_per_pod", "gpus"), ("cpus", "cpus"), ("memory", "memory"), ("image", "image")):
         if (value := getattr(args, flag)) != getattr(pod, name):
             parts.append(f"--{flag.replace('_', '-')} {value}")

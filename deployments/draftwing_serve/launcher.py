@@ -294,7 +294,8 @@ def _announce(config: Config, options: ServeOptions, url: str) -> None:
         key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.keys else ""
         line = (
             f"{name} is served at {url} (policy {config.policy.mode}). Ctrl-C stops it. Try:\n\n"
-            f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n"
+            f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n\n"
+            f"{url}/dash shows whether speculation pays, {url}/metrics is for Prometheus.\n"
         )
     options.results.write(line + "\n")
     options.results.flush()

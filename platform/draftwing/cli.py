@@ -8,17 +8,19 @@ usage or config, 3 environment, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 from draftwing import __version__
 from draftwing.commands.common import help_of
 from draftwing.errors import DraftwingError, SetupError
+from draftwing.limits import shown
 from draftwing.logs import FORMATS, LEVELS, configure_logging
 
 GROUP = "draftwing.commands"
@@ -26,10 +28,19 @@ INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """Flags can't be abbreviated: a flag added later must not change what a script means."""
+    """Flags can't be abbreviated: a flag added later must not change what a script means. An error is one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        known = [str(choice) for choice in action.choices or ()]
+        if known and value not in known:
+            message = f"{shown(value)} is not one of {', '.join(known)}{_meant(str(value), known)}"
+            raise argparse.ArgumentError(action, message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = False
     try:
         parser = build_parser(found_commands())
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            flags = [flag for command in _all_below(parser) for flag in command._option_string_actions]
+            parser.error(f"unknown argument {shown(unknown[0])}{_meant(unknown[0], flags)}")
         debug = args.debug
         configure_logging(args.log_level, args.log_format)
         code: int = args.run(args)
@@ -110,6 +124,12 @@ def _all_below(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]
             for child in dict.fromkeys(action.choices.values()):
                 below += [child, *_all_below(child)]
     return below
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    """The end of a line about a misspelt word."""
+    near = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _report(error: Exception, debug: bool) -> int:

@@ -23,7 +23,8 @@ def prompt_texts(path: Path | None) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {path} can't be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--prompts {path} can't be read: {reason}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -40,6 +40,8 @@ class Page:
         while True:
             answer = json.loads(self._socket.recv(ANSWER_S))
             if answer.get("id") == number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    return {"result": {}}  # another document came while it was asked
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result

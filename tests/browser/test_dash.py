@@ -147,10 +147,17 @@ def cut_off(page: Page, width: int) -> list[str]:
     return found + ["the window"] * wide
 
 
+def enter(page: Page) -> None:
+    """Press the key, and wait for the document that it brings."""
+    page.value("window.before = 1")
+    page.key("Enter")
+    eventually(lambda: page.value("window.before === undefined && document.readyState") == "complete", within_s=WAIT_S)
+
+
 def press(page: Page, action: str) -> None:
     """By keyboard."""
     page.value(f"document.querySelector('button[value={action}]').focus()")
-    page.key("Enter")
+    enter(page)
 
 
 @pytest.mark.parametrize("url", [True], indirect=True)
@@ -160,7 +167,7 @@ def test_a_key_and_actions_without_a_mouse(url: str, engine: Changing, page: Pag
     for key, said in (("no key of it", "none of this server's keys"), (KEY, "1.25x plain decoding")):
         eventually(lambda: page.value("document.activeElement.name") == "key", within_s=WAIT_S)
         page.type(key)
-        page.key("Enter")
+        enter(page)
         shows(page, said)
     shows(page, "live", "#link")
     assert page.value("document.querySelectorAll('#study polyline').length") == 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from draftwing.core import SamplingParams
 from draftwing.drafters.children import HASHED, children
+from draftwing.engine.noise import gumbel
 from draftwing.engine.processors import SampleRows, SamplerState, process
 from draftwing.engine.sampling import choose
 
@@ -24,6 +26,12 @@ def rows(settings: dict[str, object], count: int) -> SampleRows:
     return SampleRows([state], np.zeros(count, dtype=np.int64), np.arange(3, 3 + count))
 
 
+def noise(settings: dict[str, object], count: int, vocab: int) -> torch.Tensor:
+    """[count, vocab]"""
+    key = torch.full((count,), rows(settings, 1).sequences[0].key, dtype=torch.int64)
+    return gumbel(key, torch.arange(3, 3 + count), torch.arange(vocab).expand(count, vocab))
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("vocab", [7, 300])
 def test_the_first_child_of_the_target_itself_is_its_token(settings: dict[str, object], vocab: int) -> None:
@@ -36,12 +44,34 @@ def test_the_first_child_of_the_target_itself_is_its_token(settings: dict[str, o
     assert (found == chosen)[hashed].all()
 
 
-def test_children_are_distinct_and_confidences_are_probabilities() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_children_are_distinct_and_confidences_are_shares_of_their_scores(temperature: float) -> None:
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
-    found = children(logits, rows({"temperature": 1.0, "seed": 1}, 20), 4)
-    expected = logits.softmax(-1).gather(1, torch.from_numpy(found.tokens)).numpy()
-    np.testing.assert_allclose(found.confidences, expected, rtol=1e-5)
+    found = children(logits, rows({"temperature": temperature, "seed": 1}, 20), 4)
+    scores = logits
+    if temperature:
+        scores = logits / temperature + noise({"temperature": temperature, "seed": 1}, 20, 50)
+    expected = scores.softmax(-1).gather(1, torch.from_numpy(found.tokens)).numpy()
+    np.testing.assert_allclose(found.confidences, expected, rtol=1e-4)
+    assert (np.diff(found.confidences) <= 0).all()
     assert all(len(set(row)) == 4 for row in found.tokens.tolist())
+
+
+def test_a_confidence_tells_whether_a_target_that_nearly_agrees_picks_the_same() -> None:
+    """Better than the token's probability does: accepted and refused tokens are told apart more often."""
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(2000, 50, generator=draw) * 2
+    settings: dict[str, object] = {"temperature": 1.0, "seed": 4}
+    found = children(logits, rows(settings, 2000), 1)
+    target = logits + torch.randn(2000, 50, generator=draw)
+    same = found.tokens[:, 0] == choose(target, rows(settings, 2000)).tokens
+    q = logits.softmax(-1).gather(1, torch.from_numpy(found.tokens))[:, 0].numpy()
+
+    def told_apart(x: npt.NDArray[np.float32]) -> float:
+        return float((x[same][:, None] > x[~same]).mean())
+
+    assert 0.4 < same.mean() < 0.8
+    assert told_apart(found.confidences[:, 0]) > told_apart(q) + 0.05
 
 
 def test_noise_changes_the_children_with_the_seed() -> None:

@@ -117,7 +117,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     "argv",
     [["serv"], ["--no-such-flag"], ["env", "--js"], ["config", "show", "--mod", "x"], ["--log-level", "loud", "env"]],
 )
-def test_wrong_usage_is_exit_code_2_and_no_flag_can_be_shortened(
+def test_wrong_usage_is_one_line_and_exit_code_2_and_no_flag_can_be_shortened(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -125,7 +125,37 @@ def test_wrong_usage_is_exit_code_2_and_no_flag_can_be_shortened(
     out, err = capsys.readouterr()
     assert stop.value.code == 2
     assert out == ""
-    assert "error:" in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["serv"], "serve"),
+        (["policy", "shwo"], "show"),
+        (["config", "show", "--drafer", "ngram"], "--drafter"),
+        (["--log-level", "eror", "env"], "error"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_one_that_was_meant(
+    argv: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_every_command_says_what_it_does_and_one_with_commands_below_prints_its_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for parser in cli._all_below(cli.build_parser(COMMANDS)):
+        below = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+        if below:
+            assert cli.main(parser.prog.split()[1:]) == 0
+            assert capsys.readouterr().out.startswith(f"usage: {parser.prog}")
+        else:
+            assert parser.description, parser.prog
 
 
 @pytest.mark.parametrize(
@@ -270,6 +300,7 @@ def test_config_show_prints_value_and_origin_of_every_setting(
         ([], [], "off"),
         (["--drafter", "ngram"], ["ngram"], "adaptive"),
         (["--drafter", "ngram", "--draft-tokens", "7"], ["ngram"], "fixed:k=7"),
+        (["--drafter", "eagle3=some/head", "--draft-tokens", "3"], ["eagle3"], "fixed:k=3"),
         (["--drafter", "ngram", "--draft-tokens", "0"], ["ngram"], "off"),
         (["--drafter", "ngram", "--policy", "fixed:tree=2x1"], ["ngram"], "fixed:tree=2x1"),
         (["--drafter", "none"], [], "off"),
@@ -320,6 +351,9 @@ def test_drafter_none_overrules_a_file_that_drafts(capsys: pytest.CaptureFixture
         (["--speculative-config", "{"], "--speculative-config: not valid JSON"),
         (["-c", "missing.yaml"], "config file missing.yaml can't be read: No such file or directory"),
         (["--drafter", "mpt"], "drafters.0.method is 'mpt'; did you mean 'mtp'?; expected one of"),
+        (["--drafter", "eagle3"], "drafters.0.path is missing; expected a folder or a hub id"),
+        (["--drafter", "draft_model="], "drafters.0.path is ''; expected a folder, a hub id or a GGUF file"),
+        (["--drafter", "ngram=x"], "drafters.0.path is not a setting"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(
@@ -331,6 +365,25 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(
     assert err.startswith(f"error: {message}")
     assert len(err.splitlines()) == 1
     assert len(err) < 300
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["generate", "--max-tokens", "0", "hi"], "max_tokens is 0; expected"),
+        (["generate", "--temperature", "-1", "hi"], "temperature is -1.0; expected"),
+        (["generate", "--stop", "", "hi"], "stop.0 is ''; expected"),
+        (["generate", "--prompt-file", "nix"], "--prompt-file nix can't be read: No such file or directory\n"),
+        (["verify", "--max-tokens", "0"], "max_tokens is 0; expected"),
+        (["bench", "acceptance", "--max-tokens", "-3"], "max_tokens is -3; expected"),
+        (["bench", "acceptance", "--prompts", "nix"], "--prompts nix can't be read: No such file or directory\n"),
+    ],
+)
+def test_what_a_run_asks_for_is_checked_before_a_model_is_looked_for(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*argv, "--model", "no/such/model", "--drafter", "ngram"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_env_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +404,7 @@ def test_env_does_not_fail_where_something_is_missing(
     def broken() -> dict[str, Any]:
         raise OSError("libcuda.so.1: cannot open\nshared object file")
 
-    monkeypatch.setattr(env, "SECTIONS", {**env.SECTIONS, "torch": broken})
+    monkeypatch.setattr(env, "SECTIONS", {**env.SECTIONS, "torch": broken, "variables": dict})
     monkeypatch.setattr(env, "PACKAGES", ("no-such-package",))
     monkeypatch.setattr(env, "_read", lambda path: "")
     assert cli.main(["env", "--json"]) == 0
@@ -360,6 +413,7 @@ def test_env_does_not_fail_where_something_is_missing(
     assert document["packages"] == {"no-such-package": None}
     assert document["cpu"]["flags"] is None
     assert cli.main(["env"]) == 0
+    assert capsys.readouterr().out.endswith("\nvariables: none\n")
 
 
 def test_env_hides_what_may_be_secret(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

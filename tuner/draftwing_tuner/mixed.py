@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from draftwing.core import DraftShape
@@ -50,7 +51,8 @@ def phases_of(batches: Seq[int]) -> tuple[int, ...]:
 
 def serve(ground: Ground, day: Day) -> tuple[float, ...]:
     """Seconds of each phase. ConfigError where the trace has no answers."""
-    policy, phases = day
+    # A copy: policies learn, each day begins anew, and arrays from an object store are read-only.
+    policy, phases = deepcopy(day[0]), day[1]
     answers = ground.trace.requests
     if not answers:
         raise ConfigError("the trace holds no answer to replay")

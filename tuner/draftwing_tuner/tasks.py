@@ -99,7 +99,7 @@ def _started() -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="dw-"))  # short: Unix sockets in it have at most 107 characters
     local = {"num_cpus": os.cpu_count() or 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     try:
-        with _named("can't start Ray for the replay tasks"):
+        with _named("can't start Ray for the replay tasks (run the same command again: it goes on)"):
             _init(address="local", _node_ip_address=LOOPBACK, _temp_dir=str(folder), **local)
         yield
     finally:

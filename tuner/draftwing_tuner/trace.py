@@ -202,6 +202,8 @@ def _read(path: Path, fields: list[tuple[str, Any]]) -> tuple[list[dict[str, Any
     pa = _arrow()
     try:
         table = pa.parquet.read_table(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} holds no trace; expected what `draftwing tune collect` wrote") from None
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"trace {path} can't be read: {error}") from None
     metadata = table.schema.metadata or {}

@@ -11,6 +11,7 @@ from draftwing.commands.common import add_config_flags, config_from_args, help_o
 from draftwing.config_models import BLIND_MODE, Config
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError, DraftwingError, SetupError
+from draftwing.limits import MAX_TOKENS, check_params
 from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ def register(subparsers: Any) -> None:
         "position, by temperature and by acceptance rule (the setting `sampling`).",
         allow_abbrev=False,
     )
-    acceptance.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}')
-    acceptance.add_argument("--max-tokens", type=int, default=64, metavar="N")
+    acceptance.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}; default: built in'
+    )
+    acceptance.add_argument("--max-tokens", type=int, default=64, metavar="N", help="new tokens of each (default: 64)")
     acceptance.add_argument("--rule", choices=(*RULES, "both"), default="both", help="default: both")
     acceptance.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     acceptance.add_argument("--parquet", type=Path, metavar="FILE", help="also write the rows there (needs pyarrow)")
@@ -50,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"mode": BLIND_MODE})})
     if args.parquet is not None:
         _pyarrow()
+    check_params(SamplingParams(max_tokens=args.max_tokens), MAX_TOKENS)
     texts = prompt_texts(args.prompts)
     rules = RULES if args.rule == "both" else (args.rule,)
     if "rejection" in rules and not config.policy.blind:

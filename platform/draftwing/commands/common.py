@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,12 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-c", "--config", dest="config_file", metavar="FILE", type=Path, help="YAML config file")
     for flag, metavar, key, text in _SHORTCUTS:
         group.add_argument(flag, dest=f"config_{key}", metavar=metavar, help=f"{text} ({key})")
-    group.add_argument("--drafter", dest="config_drafter", metavar="METHOD", help="draft with this method, or none")
+    group.add_argument(
+        "--drafter",
+        dest="config_drafter",
+        metavar="METHOD[=PATH]",
+        help="draft with this method, or none; PATH: its checkpoint, where it has one",
+    )
     group.add_argument("--draft-tokens", dest="config_draft_tokens", metavar="N", help="draft N tokens ahead, 0: none")
     group.add_argument("--speculative-config", dest="config_speculative", metavar="JSON", help="as vLLM takes it")
     group.add_argument(
@@ -46,6 +52,14 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="any setting, for example limits.sequences=8 (`draftwing config show` lists them); may be repeated",
     )
+
+
+def config_flags(args: argparse.Namespace) -> list[str]:
+    """The flags that were given, but for -c, as a shell takes them."""
+    given = [(flag, getattr(args, f"config_{key}")) for flag, _, key, _ in _SHORTCUTS]
+    given += [("--drafter", args.config_drafter), ("--draft-tokens", args.config_draft_tokens)]
+    given += [("--speculative-config", args.config_speculative), *(("--set", each) for each in args.config_set)]
+    return [f"{flag} {shlex.quote(value)}" for flag, value in given if value is not None]
 
 
 def config_from_args(args: argparse.Namespace, *, need_model: bool = True) -> LoadedConfig:
@@ -73,7 +87,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
         for key, value in from_speculative_config(text).items():
             put(key, value, "--speculative-config")
     if (text := args.config_drafter) is not None:
-        put("drafters", [] if text == "none" else [{"method": text}], "--drafter")
+        method, equals, path = text.partition("=")
+        entry = {"method": method, "path": path} if equals else {"method": method}
+        put("drafters", [] if text == "none" else [entry], "--drafter")
         if text == "none":
             put("policy.mode", "off", "--drafter none")
     if (text := args.config_draft_tokens) is not None:

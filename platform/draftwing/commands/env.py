@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"schema": SCHEMA, **report})
         return 0
     for name, facts in report.items():
-        sys.stdout.write(f"{name}\n")
+        sys.stdout.write(f"{name}\n" if facts else f"{name}: none\n")
         for key, value in facts.items():
             sys.stdout.write(f"  {key}: {_text(value)}\n")
     return 0

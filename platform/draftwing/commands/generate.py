@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import Emission, Request, SamplingParams
 from draftwing.errors import ConfigError
+from draftwing.limits import MAX_TOKENS, check_params
 
 if TYPE_CHECKING:
     from draftwing.offline import Output
@@ -32,12 +33,14 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--prompt-file", type=Path, metavar="FILE", action="append", default=[], help="one prompt a file"
     )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, the default")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: off")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1: off, the default")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: off, the default")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="default: drawn, and printed")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     add_config_flags(parser)
@@ -46,7 +49,6 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_from_args(args).config
-    prompts = _prompts(args)
     seed = secrets.randbits(64) if args.seed is None else args.seed
     params = SamplingParams(
         max_tokens=args.max_tokens,
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )
+    check_params(params, MAX_TOKENS)  # before a model is loaded; it holds no token ids
+    prompts = _prompts(args)
     from draftwing.engine.build import build_local
     from draftwing.offline import acceptance_length, run_all
 
@@ -75,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
             say(f"--- {prompt[:60]!r}\n{output.text}")
     else:
         say()
+    for output in outputs:
+        if output.error is not None:
+            tell(f"error: {output.error}")
     tokens = sum(len(o.token_ids) for o in outputs)
     tau = acceptance_length(outputs)
     tell(f"{tokens} tokens, {tokens / elapsed:.1f} tokens/s, acceptance length {tau:.2f}, seed {seed}")
@@ -87,8 +94,11 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         try:
             prompts.append(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompt-file {path} can't be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--prompt-file {path} can't be read: {reason}") from error
     if not prompts:
+        if sys.stdin.isatty():
+            tell("the prompt is what you type here; Ctrl-D ends it")
         prompts = [sys.stdin.read()]
     return prompts
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_document(plan, hardware))
     else:
-        _table(plan, hardware)
+        _table(plan, hardware, config.cache.gpu_fraction)
     return 0
 
 
@@ -87,25 +87,25 @@ def _document(plan: CapacityPlan, hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _table(plan: CapacityPlan, hardware: Hardware) -> None:
+def _table(plan: CapacityPlan, hardware: Hardware, fraction: float) -> None:
     def row(name: str, value: str) -> None:
         say(f"{name:28}{value}")
 
     row("model", f"{plan.model} ({plan.model_type}, {plan.dtype})")
-    row("parameters", f"{plan.parameters / 1e9:.2f} billion")
+    row("parameters", f"{_count(plan.parameters)}")
     row("ranks", f"{plan.ranks}, one a bundle of {_bundle(plan.bundle)}")
     row("nodes", f"{plan.nodes} with {hardware.ranks_per_node} ranks each at most")
     row("weights", f"{_gb(plan.weight_bytes)} in all, {_gb(plan.weight_bytes_per_rank)} a rank")
     if plan.whole:
-        row("  held whole by every rank", f"{plan.whole / 1e9:.2f} billion parameters")
+        row("  held whole by every rank", f"{_count(plan.whole)} parameters")
     if plan.experts:
         row("  experts", f"{plan.experts} of each layer a rank")
     kind = "one latent" if plan.latent else f"{plan.kv_heads_per_rank} key/value heads"
-    row("cache", f"{plan.kv_bytes_per_token_per_rank} bytes a token and rank ({kind} of each layer)")
+    row("cache", f"{plan.kv_bytes_per_token_per_rank:,} bytes a token and rank ({kind} of each layer)")
     for share in plan.drafters:
         row(f"drafter {share.name}", _drafter(share))
     if hardware.memory is not None:
-        row("tokens of cache that fit", f"{plan.kv_tokens} in {_gb(hardware.memory)} a GPU")
+        row("tokens of cache that fit", f"{plan.kv_tokens:,} in {fraction:.0%} of {_gb(hardware.memory)} a GPU")
 
 
 def _drafter(share: DrafterShare) -> str:
@@ -114,7 +114,7 @@ def _drafter(share: DrafterShare) -> str:
     where = f"in each of {share.replicas} replicas" if share.replicas else "on rank 0"
     what = "nothing but its tokens"
     if share.weight_bytes or share.kv_bytes_per_token:
-        what = f"{_gb(share.weight_bytes)} and {share.kv_bytes_per_token} bytes a token"
+        what = f"{_gb(share.weight_bytes)} and {share.kv_bytes_per_token:,} bytes a token"
     return f"{what}, {where}" + (f" ({share.note})" if share.note else "")
 
 
@@ -122,5 +122,9 @@ def _bundle(bundle: dict[str, float]) -> str:
     return " and ".join(f"{count:g} {kind}" for kind, count in bundle.items())
 
 
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 10**8 else f"{number:,}"
+
+
 def _gb(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e9:.2f} GB" if count >= 10**8 else f"{count / 1e6:.2f} MB"

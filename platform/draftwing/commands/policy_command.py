@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwing.commands.common import print_json, say
+from draftwing.commands.common import help_of, print_json, say
 from draftwing.errors import ConfigError
 
 SCHEMA = 1
@@ -15,11 +15,22 @@ SCHEMA = 1
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser("policy", help="what a policy believes, and why it decided so", allow_abbrev=False)
-    parts = parser.add_subparsers(dest="what", required=True)
-    show = parts.add_parser("show", help="schedule and parameters, after a log or of a profile", allow_abbrev=False)
+    parser.set_defaults(run=help_of(parser))
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND")
+    show = parts.add_parser(
+        "show",
+        help="schedule and parameters, after a log or of a profile",
+        description="Print what a policy believes: its schedule, learned acceptance by depth, and cost factors.",
+        allow_abbrev=False,
+    )
     show.add_argument("--log", type=Path, metavar="FILE", help="a decision log (policy.log): the state at its end")
     show.add_argument("--profile", metavar="URI", help="a published profile")
-    why = parts.add_parser("explain", help="one decision of a log in words", allow_abbrev=False)
+    why = parts.add_parser(
+        "explain",
+        help="one decision of a log in words",
+        description="Make one logged decision again and say why: nodes, expected tokens and time, the runner-up.",
+        allow_abbrev=False,
+    )
     why.add_argument("log", type=Path, metavar="FILE", help="a decision log, as policy.log writes it")
     why.add_argument("--step", type=int, default=-1, metavar="N", help="from 0 on; -1 is the last (default)")
     for part, run in ((show, run_show), (why, run_explain)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from draftwing.commands.common import add_config_flags, config_from_args, print_json, say, tell
 from draftwing.core import Request, SamplingParams
 from draftwing.errors import ConfigError
+from draftwing.limits import MAX_TOKENS, check_params
 from draftwing.prompts import prompt_texts, random_prompts
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def register(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines of {"prompt": ...}; default: built in')
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="new tokens of each (default: 64)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     add_config_flags(parser)
     parser.set_defaults(run=run)
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args).config
     if config.sampling != "invariant":
         raise ConfigError(f"verify proves sampling: invariant, but sampling is {config.sampling!r}")
+    check_params(SamplingParams(max_tokens=args.max_tokens), MAX_TOKENS)
     texts = prompt_texts(args.prompts)
     from draftwing.engine.build import build_local
     from draftwing.offline import acceptance_length, run_all

@@ -26,7 +26,11 @@ HASHED = 64  # best entries of q whose noise is drawn; a lower one wins too seld
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """tokens [M, W], best first; confidences [M, W]: q of each given its parent, after temperature.
+    """tokens [M, W], best first; confidences [M, W]: how sure the drafter is of each, given its parent.
+
+    A confidence is a token's share of the softmax over the scores that it was picked by: its probability q at
+    temperature 0, and above that how far its noisy score leads all others. A target that nearly agrees picks the same
+    token the likelier the farther it leads, however unlikely it was before the noise.
 
     With noise that is a draw without replacement from `sources`: Gumbel noise on log q is one (Kool, van Hoof, Welling:
     Stochastic Beams and Where to Find Them, 2019). None: nobody asked.
@@ -63,13 +67,15 @@ def children(
     values = process(logits[:, :vocab_size] if ids is None else logits, rows)
     top, places = largest(values, count)
     tokens = places if ids is None else ids.to(places.device)[places]
-    scores = top
+    scores, whole = top, values.logsumexp(-1, keepdim=True)
     if noisy.any():
         keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
         noise = gumbel(to_device(keys, values), to_device(rows.positions, values), tokens)
-        scores = torch.where(to_device(noisy, values)[:, None], top + noise, top)
+        drawn = to_device(noisy, values)[:, None]
+        scores = torch.where(drawn, top + noise, top)
+        whole = torch.where(drawn, scores.logsumexp(-1, keepdim=True), whole)
     best = scores.topk(min(width, scores.shape[1]), dim=-1).indices
-    shares = values.softmax(-1).gather(1, places.gather(1, best))
+    shares = (scores.gather(1, best) - whole).exp()
     drawn_from = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy()) if sources else None
     return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), drawn_from)
 

@@ -14,7 +14,7 @@ from draftwing.drafters.base import CheckpointOptions, Drafter, DrafterMethod, L
 class BlockOptions(CheckpointOptions, LayerOptions):
     """path: folder or hub id of the published head."""
 
-    path: str = Field(min_length=1)
+    path: str = Field(min_length=1, description="a folder or a hub id")
 
 
 class DSparkOptions(BlockOptions):

@@ -12,7 +12,7 @@ from draftwing.drafters.base import Drafter, DrafterMethod, DrafterOptions, Meth
 class DraftModelOptions(DrafterOptions):
     """path: folder, hub id or GGUF file of the small model. It runs on the target's device."""
 
-    path: str = Field(min_length=1)
+    path: str = Field(min_length=1, description="a folder, a hub id or a GGUF file")
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 

@@ -16,7 +16,7 @@ class EagleOptions(CheckpointOptions):
     of the checkpoint's, which some heads were not trained with.
     """
 
-    path: str = Field(min_length=1)
+    path: str = Field(min_length=1, description="a folder or a hub id")
     tree: Literal["static", "dynamic"] = "static"
     rope_theta: float | None = Field(default=None, gt=0)
 

@@ -16,7 +16,7 @@ class MedusaOptions(CheckpointOptions):
     below the best of the first), of which a plan keeps what fits into it. Without it the plan's own shape is the tree.
     """
 
-    path: str | None = Field(default=None, min_length=1)
+    path: str | None = Field(default=None, min_length=1, description="null, a folder or a hub id")
     choices: list[list[int]] | None = None
 
     @field_validator("choices")

@@ -16,7 +16,7 @@ class MtpOptions(CheckpointOptions):
     before it. After it is right for what is published; of MiMo and GLM some say otherwise, so measure.
     """
 
-    path: str | None = Field(default=None, min_length=1)
+    path: str | None = Field(default=None, min_length=1, description="null, a folder or a hub id")
     tree: Literal["static", "dynamic"] = "static"
     hidden: Literal["normed", "raw"] = "normed"
 

@@ -3,10 +3,10 @@
     logit p = w_cd x + b_cd + rank_r + class + request
 
 x is the log-odds of the drafter's confidence, 0 where it gives none; c the class (see `acceptance_class`), d the depth,
-r the place among siblings. Classes have slopes of their own because a confidence tells less where tokens are drawn: an
-unlikely token that both models drew by the same noise is accepted all the same. Weights are shared by all requests of a
-class and change slowly; a class and a request shift them and change fast. Each step is one Newton step on the newest
-labels, with an information that forgets by the label, so old text fades and depths seldom seen stay near the prior.
+r the place among siblings. Classes have slopes of their own because a confidence tells less where tokens are drawn, and
+is another one there (`drafters.children`). Weights are shared by all requests of a class and change slowly; a class and
+a request shift them and change fast. Each step is one Newton step on the newest labels, with an information that
+forgets by the label, so old text fades and depths seldom seen stay near the prior.
 Estimated given confidence, not by position alone, because which positions are reached depends on the policy itself.
 
 A node that is not drafted yet has no x: its chance is the mean of what the model gave the nodes drafted there of late,

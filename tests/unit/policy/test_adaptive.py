@@ -169,7 +169,7 @@ def test_distorted_requests_teach_nothing_that_others_share_and_are_forgotten() 
 
 @pytest.mark.parametrize("block", [False, True])
 def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path) -> None:
-    """With arrivals and preemptions, from the file, by a policy that knows nothing but the file."""
+    """With arrivals, preemptions and pauses, from the file, by a policy that knows nothing but the file."""
     target = MockTarget(MockBehaviour(32, order=2, surprise=0.3), slots=4096)
     clock, prices = VirtualClock(), Prices(RISING)
     inner: Drafter = NgramDrafter() if block else MockDraftModel(target)
@@ -187,6 +187,7 @@ def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path
     for i in range(10):
         params = SamplingParams(max_tokens=int(draw.integers(10, 50)), temperature=0.5 * (i % 3), seed=i)
         engine.add(Request(str(i), draw.integers(0, 32, int(draw.integers(3, 30))).tolist(), params))
+        engine.paused = "by hand" if i in (4, 6) else ""
         for _ in range(4):
             engine.step()
     engine.cancel("7")

@@ -54,6 +54,24 @@ def test_what_is_committed_is_what_the_config_renders_to(overlay: Path, monkeypa
     assert (code, out) == (0, committed), err
 
 
+def test_the_first_line_is_a_command_that_makes_the_same_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my config.yaml").write_text("model: {path: x, name: other}\n")
+    flags = ["--policy", "fixed:k=2", "--drafter", "ngram", "--device", "cuda", "--set", "limits.sequences=3"]
+    code, out, err = run("k8s", "render", "-c", "my config.yaml", *flags, "--gpus-per-pod", "1", "--image", "here/a:b")
+    assert code == 0, err
+    again = out.splitlines()[0].removeprefix("# Made by: draftwing ")
+    assert run(*shlex.split(again)) == (0, out, "")
+
+
+def test_a_crd_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rayservice.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match=r"CRD file .*rayservice.yaml can't be read: while parsing"):
+        schemas(tmp_path)
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda overlay: overlay.name)
 def test_a_cluster_takes_the_overlay(overlay: Path) -> None:
     require("kubectl")

@@ -76,6 +76,11 @@ def test_the_best_shapes_are_those_of_every_bucket() -> None:
         shape_from("2x, 3 nodes")
 
 
+def test_a_day_begins_anew_for_a_policy_that_learns(ground: Ground) -> None:
+    tried = contenders(ground, Profile(ground.costs, schedule=tuple(ROWS)), [], 5)
+    assert compare(ground, tried, BATCHES, in_turn) == compare(ground, tried, BATCHES, in_turn)
+
+
 def test_an_empty_trace_is_refused(ground: Ground) -> None:
     with pytest.raises(ConfigError, match="no answer"):
         serve(Ground(Trace((), {"made": ()}), "made", ground.costs), (OffPolicy(), (1,)))

@@ -84,8 +84,11 @@ def test_level_order_of_two_chains() -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     trace = small_trace()
-    with pytest.raises(ConfigError, match=r"requests.parquet can't be read"):
+    with pytest.raises(ConfigError, match=r"none holds no trace; expected what `draftwing tune collect` wrote"):
         read_trace(tmp_path / "none")
+    (tmp_path / "requests.parquet").write_text("not Parquet")
+    with pytest.raises(ConfigError, match=r"requests.parquet can't be read"):
+        read_trace(tmp_path)
     first, second = trace.proposals["ngram"]
     broken = {
         "come": replace(first, parents=np.array([1, -1, -1])),
