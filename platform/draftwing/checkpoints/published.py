@@ -90,12 +90,12 @@ def _refuse_twice(where: str, files: Mapping[Path, Mapping[str, StoredTensor]]) 
 
 def _headers(folder: Path, progress: Progress) -> dict[Path, Mapping[str, StoredTensor]]:
     """Of a folder's safetensors files and what is published beside them, else of its torch archives. ConfigError."""
-    beside = {file: _archive(file, progress) for file in folder.glob(BESIDE)}
+    found: dict[Path, Mapping[str, StoredTensor]] = {file: _archive(file, progress) for file in folder.glob(BESIDE)}
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         weights = read_weight_files(folder)
-        return beside | dict(zip(weights.files, weights.held, strict=True))
+        return found | dict(zip(weights.files, weights.held, strict=True))
     if files := sorted(folder.glob("*.safetensors")):
-        return beside | {file: read_header(file)[1] for file in files}
+        return found | {file: read_header(file)[1] for file in files}
     archives = [
         path for path in sorted(folder.iterdir()) if path.suffix in ARCHIVES and not path.name.startswith(NO_WEIGHTS)
     ]
