@@ -1,7 +1,7 @@
 """A load that climbs and falls, replayed: every setting serves the same requests, and is told by the time it takes.
 
 Text that taught nothing (held-out prompts) says what a profile is worth: plain decoding, fixed settings, the default
-that nobody tuned, the profile's table, and `adaptive` with what the profile knows, over one day.
+that nobody tuned (`adaptive` without a profile), the profile's table, and `adaptive` with what it knows, over one day.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from draftwing_tuner.rates import BLOCK, Ground
 from draftwing_tuner.simulate import Closed, Simulation, asks, drive
 from draftwing_tuner.tasks import Spread, in_turn
 
-PLAIN, TABLE, ADAPTIVE, UNTUNED = "plain decoding", "table", "adaptive", "untuned default k=4"
+PLAIN, TABLE, ADAPTIVE, UNTUNED = "plain decoding", "table", "adaptive", "untuned default"
 EACH = 3  # answers of a sequence in a phase
 DEPTHS = range(1, 9)
 ROWS = 8192  # of a step, at most
@@ -83,11 +83,10 @@ def contenders(ground: Ground, profile: Profile, trees: Iterable[DraftShape], mo
     chains = [DraftShape((1,) * k, k) for k in DEPTHS if k <= most_depth]
     known = {shape: f"fixed k={shape.depth}" for shape in chains}
     shapes = known | {tree: f"fixed {shape_text(tree)}" for tree in trees if tree.nodes and tree not in known}
-    untuned = DraftShape((1,) * 4, 4).cut(most_depth, 4)
     return {
         PLAIN: OffPolicy(),
         **{name: FixedPolicy(drafter, shape) for shape, name in shapes.items()},
-        UNTUNED: FixedPolicy(drafter, untuned),
+        UNTUNED: parse_mode(ADAPTIVE, drafter, traits),
         TABLE: TablePolicy(drafter, profile.schedule),
         ADAPTIVE: parse_mode(ADAPTIVE, drafter, traits, replace(profile, frozen=True)),
     }

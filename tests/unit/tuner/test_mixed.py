@@ -55,7 +55,7 @@ def test_a_table_is_its_shapes_at_their_concurrency(ground: Ground) -> None:
     tried = contenders(ground, profile, trees, most_depth=5)
     assert [*tried] == [
         *("plain decoding", "fixed k=1", "fixed k=2", "fixed k=3", "fixed k=4", "fixed k=5", "fixed 2x1, 4 nodes"),
-        *("untuned default k=4", "table", "adaptive"),
+        *("untuned default", "table", "adaptive"),
     ]
     found = {one.name: one for one in compare(ground, tried, BATCHES, in_turn)}
     alone, together = found["table"].ratios

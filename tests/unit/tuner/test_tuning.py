@@ -124,11 +124,11 @@ def test_the_profile_is_compared_on_text_that_taught_nothing(finished: tuple[Ses
     assert [list(request.prompt or ()) for request in tuned.held.requests] == [PROMPTS[2]]
     names = [setting.name for setting in tuned.mixed]
     assert names[0] == "plain decoding"
-    assert {*(f"fixed k={k}" for k in range(1, 9)), "untuned default k=4", "table", "adaptive"} < {*names}
+    assert {*(f"fixed k={k}" for k in range(1, 9)), "untuned default", "table", "adaptive"} < {*names}
     assert len(names) == len({*names})
-    plain, k4, untuned = (tuned.mixed[names.index(n)] for n in ("plain decoding", "fixed k=4", "untuned default k=4"))
+    plain, k4, untuned = (tuned.mixed[names.index(n)] for n in ("plain decoding", "fixed k=4", "untuned default"))
     assert (plain.overall, plain.ratios) == (1.0, (1.0, 1.0))
-    assert (k4.overall, k4.ratios) == (untuned.overall, untuned.ratios)
+    assert untuned.ratios not in (plain.ratios, k4.ratios)  # it decides by itself
     assert tuned.mode in ("table", "adaptive")
     assert read_artifact(tuned.uri, KEY).manifest.about["mode"] == tuned.mode
 
