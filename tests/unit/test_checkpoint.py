@@ -55,6 +55,16 @@ def test_what_nobody_read_is_refused(folder: Path) -> None:
     checkpoint.refuse_unread()
 
 
+def test_a_mask_embedding_that_is_published_beside_the_weights_is_read(folder: Path) -> None:
+    save_file({"one": ONE}, folder / "model.safetensors")
+    archive(folder / "mask_embedding.pt", TWO)
+    archive(folder / "pytorch_model.bin", {"one": ONE})  # another copy of the weights
+    checkpoint = open_checkpoint(str(folder))
+    assert sorted(checkpoint.names()) == ["mask_embedding", "one"]
+    assert checkpoint.shape("mask_embedding") == (4,)
+    assert torch.equal(checkpoint.read("mask_embedding"), TWO)
+
+
 def test_an_archive_is_converted_once(folder: Path, cache: Path) -> None:
     shared = torch.arange(8.0)
     archive(folder / "pytorch_model.bin", {"one": ONE.T, "half": shared[:4], "whole": shared})

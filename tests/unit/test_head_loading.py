@@ -133,6 +133,26 @@ def test_a_head_that_lacks_a_tensor_is_refused_or_drafts(name: str) -> None:
             load_and_draft(Held(head.config, rest), info)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("medusa, mapped", {"logit_scale": 2.0}),
+        ("eagle3", {"fc_norm": True}),
+        ("eagle3", {"use_aux_norm": True}),
+        ("eagle3", {"partial_rotary_factor": 0.5}),
+        ("dflash", {"partial_rotary_factor": 0.5}),
+        ("dflash", {"hidden_act": "none"}),
+        ("dflash", {"num_key_value_heads": 3}),
+        ("dspark", {"rope_scaling": {"rope_type": "linear"}}),
+        ("eagle3", {"rope_scaling": {"type": "unheard-of"}}),
+    ],
+)
+def test_a_setting_that_changes_the_numbers_is_not_ignored(name: str, said: dict[str, Any]) -> None:
+    head, info = published(name)
+    with pytest.raises(ConfigError, match=next(iter(said)).partition("_s")[0]):
+        load_and_draft(Held({**head.config, **said}, head.tensors), info)
+
+
 KEYS = (
     "architectures", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "target_layer_ids",
     "num_target_layers", "eagle_aux_hidden_state_layer_ids", "speculators_model_type", "aux_hidden_state_layer_ids",

@@ -49,7 +49,7 @@ class _Strange(Exception):
 def read_archive_header(path: Path) -> dict[str, StoredTensor] | None:
     """The tensors of an archive; None where it has the form of before torch 1.6. ConfigError if it holds other things.
 
-    Reads the archive's program alone, kilobytes of any size of file.
+    A single tensor has the file's name. Reads the archive's program alone, kilobytes of any size of file.
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -67,6 +67,8 @@ def read_archive_header(path: Path) -> dict[str, StoredTensor] | None:
             f"{path} can't be read as tensors alone ({error}); it is damaged or holds Python objects, which are "
             "never loaded: take a revision with safetensors"
         ) from error
+    if isinstance(held, StoredTensor):
+        return {path.stem: held}
     if not isinstance(held, dict) or not all(isinstance(value, StoredTensor) for value in held.values()):
         raise ConfigError(f"{path} holds a {type(held).__name__} of other things than tensors; expected tensors")
     return {str(name): value for name, value in held.items()}

@@ -33,6 +33,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from draftwing.checkpoints.cache import Progress, need_disk
 from draftwing.checkpoints.model_folder import read_json
+from draftwing.checkpoints.published import BESIDE
 from draftwing.checkpoints.supported import check_config
 from draftwing.errors import ConfigError, DraftwingError, SetupError
 
@@ -177,7 +178,7 @@ def _fetch(
     names = [name for name in sizes if _matches(name, wanted) and not _matches(name, UNWANTED)]
     safe = [name for name in names if name.endswith(".safetensors")]
     if safe:
-        names = [name for name in names if not _matches(name, ARCHIVES)]
+        names = [name for name in names if name == BESIDE or not _matches(name, ARCHIVES)]
     elif not (drafter and any(_matches(name, ARCHIVES) for name in names)):
         raise ConfigError(
             f"{repo} has no safetensors weights, and pickled ones are not read; choose a repository with them"

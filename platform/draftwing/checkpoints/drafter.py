@@ -112,6 +112,8 @@ def _read_archive(archive: Path) -> dict[str, Tensor]:
             f"{archive} can't be read as tensors alone ({reason}); it is damaged or holds Python objects, which are "
             "never loaded: take a revision with safetensors"
         ) from error
+    if isinstance(held, Tensor):
+        held = {archive.stem: held}
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise ConfigError(f"{archive} holds a {type(held).__name__} of other things than tensors; expected tensors")
     return {str(name): value.contiguous().clone() for name, value in held.items()}

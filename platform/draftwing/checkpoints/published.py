@@ -18,6 +18,7 @@ from draftwing.checkpoints.weight_files import INDEX, SINGLE, StoredTensor, read
 from draftwing.errors import ConfigError
 
 ARCHIVES = (".bin", ".pt", ".pth")
+BESIDE = "mask_embedding.pt"  # published beside safetensors, and holds what they lack
 FURTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states")
 
@@ -88,12 +89,13 @@ def _refuse_twice(where: str, files: Mapping[Path, Mapping[str, StoredTensor]]) 
 
 
 def _headers(folder: Path, progress: Progress) -> dict[Path, Mapping[str, StoredTensor]]:
-    """Of the safetensors files of a folder, else of its torch archives. ConfigError where it has neither."""
+    """Of a folder's safetensors files and what is published beside them, else of its torch archives. ConfigError."""
+    found: dict[Path, Mapping[str, StoredTensor]] = {file: _archive(file, progress) for file in folder.glob(BESIDE)}
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         weights = read_weight_files(folder)
-        return dict(zip(weights.files, weights.held, strict=True))
+        return found | dict(zip(weights.files, weights.held, strict=True))
     if files := sorted(folder.glob("*.safetensors")):
-        return {file: read_header(file)[1] for file in files}
+        return found | {file: read_header(file)[1] for file in files}
     archives = [
         path for path in sorted(folder.iterdir()) if path.suffix in ARCHIVES and not path.name.startswith(NO_WEIGHTS)
     ]

@@ -70,6 +70,8 @@ def read_heads(checkpoint: CheckpointReader, target: TargetInfo) -> MedusaHeads:
     projections = {m[1]: m.string.rpartition(".")[0] for name in names if (m := re.fullmatch(projection, name))}
     if layout == "merged":
         checkpoint.skip(name for name in names if not name.startswith("medusa_head."))
+    if layout == "converted" and (scale := checkpoint.config.get("logit_scale") or 1) != 1:
+        raise ConfigError(f"the drafter's config.json has logit_scale {scale!r}, which is not supported; expected 1")
     count, size = len({head for head, _ in blocks}), target.hidden_size
     if projections and projections.keys() != {head for head, _ in blocks}:
         raise ConfigError(f"only some of the {count} Medusa heads have a projection to the vocabulary")
