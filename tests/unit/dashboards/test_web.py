@@ -151,7 +151,7 @@ def test_a_ratio_is_worth_no_more_than_the_costs_that_it_rests_on() -> None:
 def test_every_reason_of_the_adaptive_policy_has_words() -> None:
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(adaptive))) if isinstance(node, ast.Call)]
     made = [call.args[2] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "_plan"]
-    short = {node.value for each in made for node in ast.walk(each) if isinstance(node, ast.Constant)}
+    short = {str(node.value) for each in made for node in ast.walk(each) if isinstance(node, ast.Constant)}
     assert {f"adaptive: {reason}" for reason in short} == set(REASONS)
     seen = view([RankStats(pid=1, state="ready", policy=replace(STATUS, reason="adaptive: no room"))])
     assert seen.why == REASONS["adaptive: no room"]
