@@ -46,8 +46,8 @@ ASKED = {
         ("Rust", "compound interest", "beekeeping", "a long train journey", "choosing a telescope"),
     ),
     "held_out": (
-        ("a week by the sea", "growing tomatoes", "a second-hand piano", "thunderstorms", "public libraries"),
-        ("SQL joins", "inflation", "keeping chickens", "a night in the desert", "buying a tent"),
+        ("a walk along a canal", "repairing a roof", "learning to swim", "the northern lights", "school theatre"),
+        ("regular expressions", "mortgages", "growing mushrooms", "a winter on an island", "choosing a camera"),
     ),
 }
 FORMS = (
@@ -61,11 +61,11 @@ FORMS = (
 def prompts(day: str, count: int) -> list[tuple[str, str]]:
     """(kind, text): `count` of each kind."""
     tasks = humaneval(50)
-    code = tasks[0::2] if day == "train" else tasks[1::2]
+    code = tasks[0:20:2] if day == "train" else tasks[20:]
     topics = [topic for group in ASKED[day] for topic in group]
     chat = [form.format(topic=topic) for topic in topics for form in FORMS]
     random.Random(day).shuffle(chat)
-    articles = [made_up_article(seed + (1000 if day == "train" else 2000)) for seed in range(count)]
+    articles = [made_up_article(seed + (1000 if day == "train" else 3000)) for seed in range(count)]
     if min(len(code), len(chat)) < count:
         raise SystemExit(f"--answers is {count}; expected at most {min(len(code), len(chat))}")
     named = (("code", code), ("chat", chat), ("summary", articles))

@@ -121,7 +121,7 @@ Make = Callable[..., Policy]
 
 def adaptive(costs: CostModel, largest: DraftShape, traits: Any, tree: str = "chain", slope: float = 0.5) -> Policy:
     profile = Profile(costs=costs, frozen=True)
-    profile.acceptance.prior[:, 0] = profile.acceptance.weights[:, 0] = slope
+    profile.acceptance.prior[:, :2] = slope
     widest = shape((1,) * MOST) if tree == "chain" else largest
     return AdaptivePolicy(DRAFTER, widest, traits, profile)
 

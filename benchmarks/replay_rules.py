@@ -162,7 +162,7 @@ class TrimRule:
         self._plans = chain(length)
         self.largest = self._plans.largest
         self._model = AcceptanceModel()
-        self._model.prior[:, 0] = self._model.weights[:, 0] = slope
+        self._model.prior[:, :2] = slope
 
     def decide(self, inputs: PlanInputs) -> StepPlan:
         return self._plans.decide(inputs)

@@ -5,6 +5,7 @@ All that can be wrong with the request is found before anything heavy starts, an
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import logging
@@ -128,6 +129,8 @@ def check_address(host: str, port: int) -> None:
                 f"port {port} on {host} needs root; choose one above 1023, for example --port 8000"
             ) from error
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise SetupError(f"server.host {host!r} is not an address of this machine") from error
             raise SetupError(
                 f"port {port} on {host} can't be used ({error.strerror}); stop what listens there, or choose another "
                 f"with --port, for example --port {port % 65535 + 1}"

@@ -93,15 +93,7 @@ def _started(verbose: bool) -> Iterator[RayHost]:
     host = RayHost(owned=True, logs=Path(tempfile.mkdtemp(prefix="dw-")))
     before = _children()
     try:
-        _init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, LEAST_CPUS),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=str(host.logs),
-            **_quiet(verbose),
-        )
+        _start(host, verbose)
         yield host
     finally:
         started = _children() - before
@@ -111,6 +103,26 @@ def _started(verbose: bool) -> Iterator[RayHost]:
             logger.error("logs are kept in %s", host.logs)
         else:
             shutil.rmtree(host.logs or "", ignore_errors=True)
+
+
+def _start(host: RayHost, verbose: bool) -> None:
+    """SetupError where Ray doesn't come up; its logs are kept then."""
+    try:
+        _init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, LEAST_CPUS),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=str(host.logs),
+            **_quiet(verbose),
+        )
+    except Exception as error:  # Ray raises a bare Exception when its processes take too long
+        host.keep_logs = True
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise SetupError(
+            f"Ray did not start: {reason}; where the machine is very busy or short of memory, try again later"
+        ) from error
 
 
 @contextmanager

@@ -93,8 +93,9 @@ class DraftSources:
 class DraftTree:
     """A draft after the root, as nodes in an order where parents precede children.
 
-    tokens [n]; parents [n]: index of the parent node, -1 for children of the root; confidences [n] or None: the
-    drafter's probability of each node given its parent. sources: None where the nodes were chosen, not drawn.
+    tokens [n]; parents [n]: index of the parent node, -1 for children of the root; confidences [n] or None: how
+    sure the drafter is of each node given its parent, 0 to 1 (`drafters.children`). sources: None where the nodes were
+    chosen, not drawn.
     """
 
     tokens: IntArray

@@ -22,7 +22,7 @@ from draftwing.config_models import ModelConfig
 from draftwing.engine import loading
 from draftwing.engine.loading import load_target
 from draftwing.errors import ConfigError, DraftwingError, SetupError
-from tests.tiny_models import copy_of, golden
+from tests.tiny_models import GOLDENS, copy_of, golden
 
 TARGETS = ("llama8", "qwen3_8", "mixtral3", "gemma3_6")
 
@@ -490,3 +490,11 @@ def test_own_code_with_attention_of_its_own_is_refused(tmp_path: Path) -> None:
     folder = resolved(own_code(tmp_path, supports=False), trust_remote_code=True)
     message = message_of(ConfigError, lambda: load_target(folder, device="cpu", trust_remote_code=True))
     assert "attention" in message
+
+
+@pytest.mark.parametrize(
+    "case", ["eagle1_bias", "eagle1_nobias", "eagle3_d2t", "eagle3_speculators", "medusa1", "dflash2"]
+)
+def test_a_drafter_in_the_models_place_is_told_as_one(case: str) -> None:
+    with pytest.raises(ConfigError, match=r"is a drafter \(method \w+\), no model of its own; name the model"):
+        load_target(resolve_model(ModelConfig(path=str(GOLDENS / case / "drafter"))))

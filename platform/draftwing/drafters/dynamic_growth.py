@@ -3,7 +3,8 @@
 Li, Wei, Zhang, Zhang: EAGLE-2, Faster Inference of Language Models with Dynamic Draft Trees, 2024. A node's score is
 the sum of the log-confidences on its path. Each level gives every frontier node its children, all of which stay
 candidates, and the best of them are the next frontier; in the end the best candidates overall become the draft. A
-child scores at most as much as its parent, so parents are always among them.
+child scores at most as much as its parent, so parents are always among them. Above temperature 0 confidences know the
+noise (`children`), and so does the tree.
 
 Shapes: M nodes of the frontier, W children proposed for each, D the level's depth.
 """

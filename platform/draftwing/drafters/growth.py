@@ -39,7 +39,7 @@ class Growing(Protocol):
     ) -> None:
         """Give the frontier its children, best first: tokens and confidences [M, W or more].
 
-        confidences: probability of each given its parent. Ids from vocab_size on are left out. sources [M rows]: with
+        confidences: 0 to 1, of each given its parent. Ids from vocab_size on are left out. sources [M rows]: with
         all levels or with none.
         """
         ...

@@ -26,11 +26,11 @@ from draftwing.policy.guard import Guard, Speculated
 from draftwing.policy.live_costs import LiveCosts
 from draftwing.policy.nodes import Nodes, side_by_side
 from draftwing.policy.profile import Profile
-from draftwing.policy.rates import COLD, Rates
+from draftwing.policy.rates import Rates
 from draftwing.policy.solver import Admitted, Ahead, admit, look_ahead, path_keys, survival
 from draftwing.policy.table import cut_to_room
 
-LOOK_AHEAD = 3  # levels
+LOOK_AHEAD = 5  # levels: over a stair of the verify curve
 CHEAP = 0.01  # of a step: drafting that costs less is always done, and the confidences decide
 AMORTISE = 16.0  # steps over which catching up must pay
 PROBED = 3  # sequences of a probe
@@ -39,7 +39,7 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
-MOSTLY_DECODING = 1.15  # times its time without prompts: a longer step says little of decoding's own rate
+MOSTLY_PROMPTS = 0.13  # of a plain step's time: a step with more says little of decoding's own rate
 
 
 @dataclass(slots=True)
@@ -136,11 +136,21 @@ class AdaptivePolicy:
         spent[:, 1:] += np.cumsum((self.costs.catch_up_ms(inputs.behind[able].astype(np.float64)) / steps)[order])
         step_ms = self.costs.step_ms(inputs, len(able) * levels)
         means = np.concatenate([[1.0], hopes[:, 1:].mean(axis=0)])
-        return look_ahead(np.empty(0), hopes[order, 0], means, step_ms, self.price(inputs)[0], spent), order
+        return look_ahead(np.empty(0), hopes[order, 0], means, step_ms, self.price(inputs), spent), order
 
-    def price(self, inputs: PlanInputs) -> tuple[float, float]:
-        """Tokens per ms, and the steps that this stands on."""
-        return self.rates.price(len(inputs), self.costs.plain_ms(without_prompts(inputs)))
+    def price(self, inputs: PlanInputs) -> float:
+        """Tokens per ms; never below plain decoding's, or a policy that lost would draft all the more."""
+        alone = without_prompts(inputs)
+        return max(self.promise(alone) * self.rates.kept(len(inputs)), len(inputs) / self.costs.plain_ms(alone))
+
+    def promise(self, inputs: PlanInputs) -> float:
+        """Tokens per ms of the best single length for all, by the mean chances."""
+        batch, levels = len(inputs), self.largest.depth
+        hopes = self.acceptance.undrafted(1, levels, inputs.classes, inputs.requests) * inputs.speculate[:, None]
+        tokens = batch + np.concatenate([[0.0], np.cumsum(np.cumprod(hopes, axis=1).sum(axis=0))])
+        step_ms = self.costs.step_ms(inputs, batch * levels)[::batch]
+        step_ms[1:] += self.costs.levels_ms(batch, levels)[:, -1]
+        return float((tokens / step_ms).max())
 
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
@@ -174,12 +184,9 @@ class AdaptivePolicy:
         chances = self.acceptance.chance(nodes, inputs.classes, inputs.requests)
         keys = path_keys(chances, nodes.parents, int(nodes.depth.max()))
         step_ms = self.costs.step_ms(inputs, len(nodes))
-        price, steps = self.price(inputs)
+        price = self.price(inputs)
         first = self._probes(nodes, keys) if self.verifying.due else None
         found = admit(keys, step_ms, price, first)
-        for _ in range(3 if steps < COLD else 0):  # the ratio of this step alone
-            price = max(price, (len(inputs) + found.tokens) / float(step_ms[len(found.nodes)]))
-            found = admit(keys, step_ms, price, first)
         if self.tpot_ms is not None:
             first = self._needed(nodes, keys, float(step_ms[len(found.nodes)])) | (False if first is None else first)
             found = admit(keys, step_ms, price, first)
@@ -232,9 +239,10 @@ class AdaptivePolicy:
         self.steps += 1
         if batch:
             self.context = int(inputs.contexts.mean())
-            alone_ms = self.costs.plain_ms(without_prompts(inputs))
-            if plain_ms < MOSTLY_DECODING * alone_ms:
-                self.rates.learn(batch, tokens, result.step_ms - (plain_ms - alone_ms), alone_ms)
+            alone = without_prompts(inputs)
+            prompts_ms = plain_ms - self.costs.plain_ms(alone)
+            if prompts_ms < MOSTLY_PROMPTS * plain_ms:
+                self.rates.learn(batch, tokens, self.promise(alone) * (result.step_ms - prompts_ms))
         self.costs.learn(inputs, result)
         self.acceptance.forget(result.ended)
 
@@ -243,7 +251,7 @@ class AdaptivePolicy:
 
         hoped: tokens of the verified nodes. ms: of the step with them, drafting included.
         """
-        gain = hoped - self.price(inputs)[0] * (ms - float(self.costs.step_ms(inputs, 0)[0]))
+        gain = hoped - self.price(inputs) * (ms - float(self.costs.step_ms(inputs, 0)[0]))
         self.worth = KEEP_WORTH * self.worth + (1 - KEEP_WORTH) * gain / max(int(result.levels[0].sum()), 1)
         return gain
 
@@ -284,6 +292,6 @@ class _Stop:
         means = np.concatenate([[1.0], hopes[:, 1:levels].mean(axis=0)])
         step_ms = policy.costs.step_ms(inputs, len(nodes) + len(growing) * levels)
         spent = policy.costs.levels_ms(len(growing), levels)
-        ahead = look_ahead(survivals, front[order], means, step_ms, policy.price(inputs)[0], spent)
+        ahead = look_ahead(survivals, front[order], means, step_ms, policy.price(inputs), spent)
         go[growing[order[: ahead.sequences]]] = True
         return go

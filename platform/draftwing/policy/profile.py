@@ -46,7 +46,7 @@ def learned_before(rows: Seq[AcceptanceRow]) -> AcceptanceModel:
     model = AcceptanceModel()
     for row in rows:
         if row.part == "depth" and 1 <= row.index <= DEPTHS:
-            model.prior[row.index - 1] = row.w, row.b
+            model.prior[row.index - 1] = row.w, row.w, row.b
             model.prior_mean[row.index - 1] = row.mean
         elif row.part == "rank" and 0 < row.index < RANKS:
             model.rank[row.index] = row.b

@@ -1,8 +1,9 @@
-"""The price of time: tokens per millisecond that the engine makes, in the long run, at each load.
+"""The price of time: tokens per millisecond that the engine makes, in the long run, at the present load and text.
 
 A step is worth its tokens less this rate times its duration. With the policy's own long-run rate as the price, choosing
 each step by that worth makes the most tokens per time in the long run (Dinkelbach, On Nonlinear Fractional
-Programming, 1967). It is never taken below plain decoding's rate, or a policy that lost would draft all the more.
+Programming, 1967). Load and text change faster than a rate is learned: so the price follows what the models promise of
+the best single length for all, and what is learned, slowly, is how much more the choice of each step makes than that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from draftwing.policy.cost import Floats
 
 EACH, PER_DOUBLING, BUCKETS = 8, 2, 40  # batches up to 8 stand alone, larger ones share
 KEEP = 0.98  # of a bucket's sums after one more step in it
-COLD = 8.0  # steps' weight below which a rate is not trusted alone
+DOUBT = 8.0  # tokens of each sequence that the promise weighs as
 
 
 def bucket_of(batch: int) -> int:
@@ -26,18 +27,16 @@ def bucket_of(batch: int) -> int:
 
 @dataclass(slots=True)
 class Rates:
-    """Sums per bucket, each fading: steps, tokens, ms, and tokens and ms of plain decoding in the same steps."""
+    """Sums per bucket, both fading: tokens made, and promised in the same time."""
 
-    _sums: Floats = field(default_factory=lambda: np.zeros((BUCKETS, 5)))
+    _sums: Floats = field(default_factory=lambda: np.zeros((BUCKETS, 2)))
 
-    def learn(self, batch: int, tokens: float, ms: float, plain_ms: float) -> None:
+    def learn(self, batch: int, tokens: float, promised: float) -> None:
         row = self._sums[bucket_of(batch)]
         row *= KEEP
-        row += (1.0, tokens, ms, batch, plain_ms)
+        row += (tokens, promised)
 
-    def price(self, batch: int, plain_ms: float) -> tuple[float, float]:
-        """Tokens per ms, and the steps it stands on. plain_ms: of the step at hand, for a bucket that knows little."""
-        steps, tokens, ms, plain, of_plain = self._sums[bucket_of(batch)].tolist()
-        doubt = max(COLD - steps, 0.0)
-        own = (tokens + doubt * batch) / (ms + doubt * plain_ms)
-        return max(own, (plain + doubt * batch) / (of_plain + doubt * plain_ms)), steps
+    def kept(self, batch: int) -> float:
+        """Tokens made for each that was promised."""
+        tokens, promised = self._sums[bucket_of(batch)] + DOUBT * batch
+        return float(tokens / promised)

@@ -39,22 +39,27 @@ def chance(model: AcceptanceModel, depth: int, odds: float) -> float:
 
 
 def test_learns_truth_and_then_another() -> None:
-    rng, model = np.random.default_rng(1), AcceptanceModel()
+    """On average over three texts of 1,500 steps each: one text alone may well mislead."""
+    rng, models = np.random.default_rng(1), [AcceptanceModel() for _ in range(3)]
     for truth in ((1.2, -0.5), (0.6, 1.0)):
-        for _ in range(2000):
-            step(model, rng, truth)
+        for model in models:
+            for _ in range(1500):
+                step(model, rng, truth)
         for odds in (-1.0, 0.5, 2.0):
             expected = 1 / (1 + np.exp(-(truth[0] * odds + truth[1])))
-            assert chance(model, 1, odds) == pytest.approx(expected, abs=0.1)
-            assert chance(model, 3, odds) == pytest.approx(expected, abs=0.12)
+            first, third = (np.mean([chance(model, depth, odds) for model in models]) for depth in (1, 3))
+            assert first == pytest.approx(expected, abs=0.1)
+            assert third == pytest.approx(expected, abs=0.12)
 
 
-def test_depths_never_reached_keep_the_prior() -> None:
+def test_depths_never_reached_follow_the_others_and_other_classes_keep_the_prior() -> None:
     rng, model = np.random.default_rng(2), AcceptanceModel()
     for _ in range(500):
         step(model, rng, (1.0, -20.0))
-    assert np.array_equal(model.weights[4:], np.tile(model.prior, (CLASSES, 1))[4:])
+    assert np.array_equal(model.weights[DEPTHS:], np.tile(model.prior, (CLASSES - 1, 1)))
+    assert not model.own.values[4:].any()
     assert chance(model, 1, 0.0) < 0.05
+    assert chance(model, 8, 0.0) < 0.2
     assert model.undrafted(1, 2, GREEDY, ["new"]).shape == (1, 2)
     assert (model.undrafted(5, DEPTHS, GREEDY, ["new"]) == 0.5).all()
 
@@ -96,6 +101,22 @@ def test_a_request_shifts_itself() -> None:
     assert model.chance(nodes, GREEDY, ["other"])[0] == pytest.approx(0.5)
 
 
+def test_siblings_share_one_chance() -> None:
+    """The target takes one child at most: a sure first one leaves its siblings nothing."""
+    model = AcceptanceModel(prior=np.tile([1.0, 0.0, 1.0], (DEPTHS, 1)))
+    confidences = np.array([0.99, 0.005, 0.004, 0.4, 0.3, 0.2], np.float32)
+    tree = DraftTree(np.arange(6), np.array([-1, -1, -1, 0, 0, 0]), confidences)
+    both = side_by_side([tree, tree])
+    alone = model.prior[0, 0] * np.maximum(both.odds, 0) + 1 + model.rank[both.rank]
+    alone = 1 / (1 + np.exp(-alone))
+    chances = model.chance(both, np.zeros(2, dtype=np.int64), ["a", "b"])
+    assert chances[:6] == pytest.approx(chances[6:])
+    assert chances[[0, 3]] == pytest.approx(alone[[0, 3]])
+    assert chances[1] == pytest.approx(1 - alone[0])
+    assert chances[2] < 0.01 < 0.2 < alone[2]
+    assert chances[4] == pytest.approx(min(alone[4], 1 - alone[3]))
+
+
 def test_confidences_are_rounded_and_finite() -> None:
     odds = log_odds(np.array([0.0, 0.5, 0.5004, 1.0], dtype=np.float32), 4)
     assert np.isfinite(odds).all()
@@ -119,6 +140,20 @@ def test_drafts_side_by_side() -> None:
     assert nodes.starts.tolist() == [0, 4, 4, 6]
     assert nodes.odds[[0, 4, 5]].tolist() == [0.0, 0.0, 0.0]
     assert len(side_by_side([DraftTree.empty()] * 2)) == 0
+
+
+def test_what_was_learned_above_even_odds_is_not_believed_below() -> None:
+    """As with tokens that are drawn: likely ones say much, unlikely ones little, and few of these are verified."""
+    rng, model = np.random.default_rng(6), AcceptanceModel()
+    one, shared = np.ones(1, dtype=np.int64), np.ones(1, dtype=np.bool_)
+    for _ in range(1500):
+        odds = rng.normal(0, 3, 1)
+        truth = 1 / (1 + np.exp(-(0.4 + np.maximum(odds, 0.0))))
+        labelled = (odds > -1) | (rng.random(1) < 0.1)
+        model.learn(nodes_of(one, odds), (rng.random(1) < truth) & labelled, labelled, GREEDY, ["r"], shared)
+        model.forget(["r"])
+    assert chance(model, 1, -4.0) == pytest.approx(0.6, abs=0.12)
+    assert chance(model, 1, 3.0) == pytest.approx(0.97, abs=0.03)
 
 
 def test_classes_learn_how_much_a_confidence_tells() -> None:

@@ -54,11 +54,24 @@ def test_the_time_of_prompts_is_not_part_of_the_price_of_time() -> None:
         nothing = np.empty(0, dtype=np.int64)
         drafts = (DraftTree.empty(),) * 2
         result = StepResult(drafts, (nothing,) * 2, (nothing,) * 2, none + 1, (), 2 + prompt_rows, 0.0, step_ms)
-        cold = policy.price(inputs)[0]
+        cold = policy.price(inputs)
         for _ in range(60):
             policy.observe(inputs, policy.decide(inputs), result)
-        prices.append((cold, policy.price(inputs)[0]))
+        prices.append((cold, policy.price(inputs)))
     assert prices[0] == pytest.approx(prices[1], rel=1e-6)
+
+
+def test_the_price_of_time_follows_the_text_at_once() -> None:
+    """A rate learned on text that drafts well would make nothing look worth its time on other text."""
+    policy, world = adaptive(profile=Profile(RISING, frozen=True), accuracy=0.95, batch=4)
+    world.rate(100)
+    none, four = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.bool_)
+    policy.acceptance.hoped[1] = 0.3
+    same, other = (
+        PlanInputs(four, none + 50, none + 50, none, none, none + c, ~four, ("a", "b", "c", "d")) for c in (0, 1)
+    )
+    plain = 4 / policy.costs.plain_ms(other)
+    assert plain <= policy.price(other) < 0.7 * policy.price(same)
 
 
 @pytest.mark.parametrize("measured", [True, False])
