@@ -59,6 +59,15 @@ def test_what_lies_before_the_first_features_is_no_context(world: World, start: 
     assert world.drafter.holes == (start > 0)
 
 
+def test_features_that_do_not_follow_those_before_begin_anew(world: World) -> None:
+    for start in (3, 9):  # again, and with a gap
+        view = world.view(f"from {start}", [3, 2, 1, 0], [])
+        world.drafter.prefill([view], [FeatureRows(0, tuple(part[:7] for part in FEATURES))])
+        world.run(view, start)
+        world.check(start)
+        world.drafter.release(view)
+
+
 def test_a_prefix_hit_has_the_rows_of_the_sequence_before(world: World) -> None:
     first = world.view("a", [3, 2, 1, 0], DIGESTS)
     world.run(first, 0)
