@@ -15,11 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import psutil
 
 from draftwing.errors import SetupError
 
@@ -36,7 +38,7 @@ ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes more than the usual 30 s
 }
-REACH_S = 3.0
+REACH_S, EXIT_WAIT_S = 3.0, 5.0
 
 
 class Spread(Protocol):
@@ -98,12 +100,15 @@ def _started() -> Iterator[None]:
     os.environ.update(ENVIRONMENT | token)
     folder = Path(tempfile.mkdtemp(prefix="dw-"))  # short: Unix sockets in it have at most 107 characters
     local = {"num_cpus": os.cpu_count() or 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    already = set(psutil.Process().children(recursive=True))
     try:
         with _named("can't start Ray for the replay tasks (run the same command again: it goes on)"):
             _init(address="local", _node_ip_address=LOOPBACK, _temp_dir=str(folder), **local)
         yield
     finally:
+        started = set(psutil.Process().children(recursive=True)) - already
         _shutdown()
+        _end(started)
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
             if value is None:
@@ -147,6 +152,15 @@ def _init(**settings: Any) -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _end(processes: set[psutil.Process]) -> None:
+    """They end by themselves, as a rule; until then they write into the folder."""
+    _, alive = psutil.wait_procs(processes, timeout=EXIT_WAIT_S)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=EXIT_WAIT_S)
 
 
 def _shutdown() -> None:
