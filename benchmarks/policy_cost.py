@@ -15,6 +15,7 @@ from time import process_time_ns
 
 import numpy as np
 
+from draftwing.policy.adaptive import LOOK_AHEAD
 from draftwing.policy.solver import admit, look_ahead, path_keys
 
 BOUND_US = 100.0
@@ -41,10 +42,11 @@ def main() -> int:
         count = batch * depth
         acceptance = rng.random(count)
         parents = np.where(np.arange(count) % depth, np.arange(count) - 1, -1)
-        step_ms = 5 + 0.01 * np.arange(count + 3 * batch + 1)
+        step_ms = 5 + 0.01 * np.arange(count + LOOK_AHEAD * batch + 1)
         keys = path_keys(acceptance, parents, depth)
         front = np.sort(rng.random(batch))[::-1]
-        means, level_ms = np.array([1.0, 0.7, 0.7]), np.cumsum(np.full((3, batch + 1), 0.3), axis=0)
+        means, level_ms = np.full(LOOK_AHEAD, 0.7), np.cumsum(np.full((LOOK_AHEAD, batch + 1), 0.3), axis=0)
+        means[0] = 1.0
         chain = partial(path_keys, acceptance, parents, depth)
         choice = partial(admit, keys, step_ms[: count + 1], 0.2)
         ahead = partial(look_ahead, acceptance, front, means, step_ms, 0.2, level_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,15 @@ def test_what_lies_before_the_first_features_is_no_context(world: World, start: 
     assert world.drafter.holes == (start > 0)
 
 
+def test_features_that_do_not_follow_those_before_begin_anew(world: World) -> None:
+    for start in (3, 9):  # again, and with a gap
+        view = world.view(f"from {start}", [3, 2, 1, 0], [])
+        world.drafter.prefill([view], [FeatureRows(0, tuple(part[:7] for part in FEATURES))])
+        world.run(view, start)
+        world.check(start)
+        world.drafter.release(view)
+
+
 def test_a_prefix_hit_has_the_rows_of_the_sequence_before(world: World) -> None:
     first = world.view("a", [3, 2, 1, 0], DIGESTS)
     world.run(first, 0)
@@ -97,4 +107,7 @@ def test_drafts_of_a_batch_keep_their_rows_apart(world: World) -> None:
     chain = DraftShape((1, 1, 1), 3)
     alone = [world.drafter.propose([view], StepPlan("it", (chain,)), NullController())[0] for view in (one, other)]
     both = world.drafter.propose([one, other], StepPlan("it", (chain,) * 2), NullController())
-    assert [draft.tokens.tolist() for draft in both] == [draft.tokens.tolist() for draft in alone]
+    for draft, its_own in zip(both, alone, strict=True):
+        assert draft.tokens.tolist() == its_own.tokens.tolist()
+        assert draft.confidences is not None
+        np.testing.assert_allclose(draft.confidences, its_own.confidences, rtol=1e-4)

@@ -133,6 +133,12 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("hidden states [2, 4, 5] by eagle_aux_hidden_state_layer_ids" in line for line in lines)
 
 
+def test_the_table_says_of_a_model_which_drafter_it_could_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(GOLDENS / "hf_greedy_llama8" / "target")]) == 0
+    rows = {line[:17].strip(): line[17:].strip() for line in capsys.readouterr().out.splitlines()}
+    assert (rows["role"], rows["as a drafter"]) == ("target", "draft_model")
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(GOLDENS / "medusa1" / "drafter"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

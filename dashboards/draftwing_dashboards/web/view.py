@@ -22,6 +22,16 @@ class Depth:
     share: float
 
 
+REASONS = {
+    "adaptive: drafts": "drafts pay at this load",
+    "adaptive: no gain": "no draft pays at this load",
+    "adaptive: no room": "no request has room for a draft and allows one",
+    "adaptive: plain turn": "a plain step now and then keeps plain decoding's time known",
+    "adaptive: probe": "a try, to find out whether drafts pay by now",
+    "adaptive: guard": "the guard has switched speculation off",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """answer: the first question's, in words. tone: good, bad or unknown. problems: what somebody should look at."""
@@ -40,6 +50,12 @@ class View:
     depths: list[Depth] = field(default_factory=list)
     parts: list[tuple[str, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def why(self) -> str:
+        """The last step's reason, for somebody who doesn't know the policy's short ones."""
+        reason = self.policy.reason if self.policy else ""
+        return REASONS.get(reason, reason) or "no reason given"
 
 
 def view(stats: Sequence[RankStats], silent: int = 0) -> View:

@@ -140,7 +140,7 @@ def _table(found: Inspection, *, tensors: bool) -> None:
     also = f" (also read by {', '.join(layout.methods[1:])})" if layout.methods[1:] else ""
     rows = [
         ("role", layout.role),
-        ("method", f"{layout.method}{also}"),
+        ("as a drafter" if layout.role == "target" else "method", f"{layout.method}{also}"),
         ("dialect", layout.dialect),
         ("architecture", found.architecture),
         *(("decided by", line) for line in layout.decided),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import re
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -13,9 +15,10 @@ import pytest
 
 from draftwing.core import EngineCounters, PolicyStatus
 from draftwing.parallel.messages import RankStats
+from draftwing.policy import adaptive
 from draftwing_dashboards.web.router import router
 from draftwing_dashboards.web.study import Study
-from draftwing_dashboards.web.view import view
+from draftwing_dashboards.web.view import REASONS, view
 from draftwing_dashboards.web.what_if import Question, answer, parse
 from draftwing_serve.http_api import make_app
 from draftwing_serve.metrics import EngineTotals
@@ -143,6 +146,17 @@ def test_a_ratio_is_worth_no_more_than_the_costs_that_it_rests_on() -> None:
     assert (seen.answer, seen.tone) == ("1.42x plain decoding, not to be trusted", "unknown")
     assert "400%" in seen.detail
     assert any("cost model is off by 400%" in problem for problem in seen.problems)
+
+
+def test_every_reason_of_the_adaptive_policy_has_words() -> None:
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(adaptive))) if isinstance(node, ast.Call)]
+    made = [call.args[2] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "_plan"]
+    short = {str(node.value) for each in made for node in ast.walk(each) if isinstance(node, ast.Constant)}
+    assert {f"adaptive: {reason}" for reason in short} == set(REASONS)
+    seen = view([RankStats(pid=1, state="ready", policy=replace(STATUS, reason="adaptive: no room"))])
+    assert seen.why == REASONS["adaptive: no room"]
+    assert view([RankStats(pid=1, state="ready", policy=replace(STATUS, reason="fixed"))]).why == "fixed"
+    assert view([]).why == "no reason given"
 
 
 def test_engines_are_judged_together() -> None:

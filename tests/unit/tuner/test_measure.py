@@ -146,3 +146,18 @@ def test_the_grid_stays_within_its_bounds(sequences: int, trees: bool) -> None:
 
 def test_plain_decoding_needs_no_drafter() -> None:
     assert not [cell for cell in grid(BOUNDS, DrafterTraits(max_depth=0)) if cell.part in ("draft", "catch_up")]
+
+
+class SlowStart(Machine):
+    """Its first sample makes things ready, which takes the watch a hundred samples' time and the cell's clock none."""
+
+    def sample(self, cell: Cell) -> float:
+        self.seconds += 2.0 * (not self.order)
+        return super().sample(cell)
+
+
+def test_what_is_set_up_once_leaves_no_cell_out(tmp_path: Path) -> None:
+    cells = [Cell("overhead", batch=1), *(Cell("verify", rows=n) for n in range(1, 9))]
+    found = run(SlowStart(0.0), cells, tmp_path / "m.jsonl", budget_s=4.0)
+    assert [summary.cell for summary in found] == cells
+    assert all(summary.done for summary in found)
