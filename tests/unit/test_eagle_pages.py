@@ -110,4 +110,5 @@ def test_drafts_of_a_batch_keep_their_rows_apart(world: World) -> None:
     for draft, its_own in zip(both, alone, strict=True):
         assert draft.tokens.tolist() == its_own.tokens.tolist()
         assert draft.confidences is not None
+        assert its_own.confidences is not None
         np.testing.assert_allclose(draft.confidences, its_own.confidences, rtol=1e-4)
