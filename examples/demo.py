@@ -198,7 +198,7 @@ def show(result: dict[str, Any]) -> None:
     for name in ("plain tok/s", "spec. tok/s", "speedup", "acceptance length", "plain TTFT ms", "spec. TTFT ms"):
         table.add_column(name, justify="right")
     table.add_column("identical")
-    table.add_column("accepted by position")
+    table.add_column("accepted, 1st to 4th")
     rows = [*result["sets"].items(), ("all", result)]
     for name, entry in rows:
         plain, fast = entry["plain"], entry["speculative"]
@@ -212,7 +212,7 @@ def show(result: dict[str, Any]) -> None:
             f"{plain['ttft_ms']:.0f}",
             f"{fast['ttft_ms']:.0f}",
             "yes" if entry["identical"] else "NO",
-            " ".join(f"{share:.2f}" for share in fast["acceptance_by_position"]),
+            " ".join(f"{share:.2f}" for share in fast["acceptance_by_position"][:4]),
         )
     Console(width=None if sys.stdout.isatty() else 150).print(table)
     if any(entry.get("looping") for _, entry in rows):

@@ -82,3 +82,25 @@ def test_noise_changes_the_children_with_the_seed() -> None:
 
 def test_no_more_children_than_tokens() -> None:
     assert children(torch.randn(2, 3), rows({"temperature": 0.0}, 2), 8).tokens.shape == (2, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 0.01, 1.0])
+def test_what_may_be_drafted_has_a_share_and_what_is_masked_has_none(temperature: float) -> None:
+    logits = torch.tensor([[9.0, 1.0, -200.0] + [-torch.inf] * 5])
+    found = children(logits, rows({"temperature": temperature, "seed": 3}, 1), 4)
+    assert found.tokens[0, :3].tolist() == [0, 1, 2]
+    assert (found.confidences[0, :3] > 0).all()
+    assert found.confidences[0, 3] == 0
+
+
+@pytest.mark.parametrize("kinds", [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
+def test_shares_do_not_depend_on_the_company(kinds: tuple[float, float]) -> None:
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(4)) * 2
+    states = [SamplerState.create(SamplingParams(temperature=t, seed=5), [1, 2, 3], choice=1) for t in kinds]
+    both = children(logits, SampleRows(states, np.arange(2), np.array([3, 4])), 3)
+    for row, state in enumerate(states):
+        alone = children(
+            logits[row : row + 1], SampleRows([state], np.zeros(1, dtype=np.int64), np.array([3 + row])), 3
+        )
+        assert (both.tokens[row] == alone.tokens[0]).all()
+        assert both.confidences[row] == pytest.approx(alone.confidences[0], rel=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,4 +107,8 @@ def test_drafts_of_a_batch_keep_their_rows_apart(world: World) -> None:
     chain = DraftShape((1, 1, 1), 3)
     alone = [world.drafter.propose([view], StepPlan("it", (chain,)), NullController())[0] for view in (one, other)]
     both = world.drafter.propose([one, other], StepPlan("it", (chain,) * 2), NullController())
-    assert [draft.tokens.tolist() for draft in both] == [draft.tokens.tolist() for draft in alone]
+    for draft, its_own in zip(both, alone, strict=True):
+        assert draft.tokens.tolist() == its_own.tokens.tolist()
+        assert draft.confidences is not None
+        assert its_own.confidences is not None
+        np.testing.assert_allclose(draft.confidences, its_own.confidences, rtol=1e-4)

@@ -80,3 +80,15 @@ def test_choices_of_another_draft_are_not_learned() -> None:
     drafter.commit([view], [Accepted(np.empty(0, dtype=np.int64), 1, np.array([9]))])
     assert set(drafter._states["a"].pool) == {1, 2, 3, 5}
     assert isinstance(drafter._states["a"].draft, DraftTree)
+
+
+def test_the_next_trunk_is_what_the_target_chose_after_each_token_of_the_last() -> None:
+    view = View("a", [1, 2, 3, 5], 4)
+    drafter = LookaheadDrafter(LookaheadOptions(ngram=2))
+    plan = StepPlan("it", (DraftShape((1,) * 3, 3),))
+    (draft,) = drafter.propose([view], plan, NullController())
+    assert len(draft) == 3
+    view.tokens.append(9)
+    drafter.commit([view], [Accepted(np.empty(0, dtype=np.int64), 1, np.array([9, 11, 12, 13]))])
+    (draft,) = drafter.propose([view], plan, NullController())
+    assert draft.tokens.tolist() == [11, 12, 13]

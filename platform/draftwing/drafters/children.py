@@ -22,6 +22,7 @@ from draftwing.engine.processors import SampleRows, edited, process, to_device
 from draftwing.engine.selection import largest
 
 HASHED = 64  # best entries of q whose noise is drawn; a lower one wins too seldom to pay for
+LEAST = 1e-30  # near temperature 0 a second child has a smaller share, and none would mean no child
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,18 @@ def children(
     values = process(logits[:, :vocab_size] if ids is None else logits, rows)
     top, places = largest(values, count)
     tokens = places if ids is None else ids.to(places.device)[places]
-    scores, whole = top, values.logsumexp(-1, keepdim=True)
+    scores = top
     if noisy.any():
         keys = np.array([s.key for s in rows.sequences], dtype=np.int64)[rows.seq_of_row]
         noise = gumbel(to_device(keys, values), to_device(rows.positions, values), tokens)
         drawn = to_device(noisy, values)[:, None]
         scores = torch.where(drawn, top + noise, top)
-        whole = torch.where(drawn, scores.logsumexp(-1, keepdim=True), whole)
     best = scores.topk(min(width, scores.shape[1]), dim=-1).indices
-    shares = (scores.gather(1, best) - whole).exp()
+    shares = scores.softmax(-1).gather(1, best)
+    if not noisy.all():
+        plain = values.softmax(-1).gather(1, places.gather(1, best))
+        shares = torch.where(drawn, shares, plain) if noisy.any() else plain
+    shares = shares.clamp_min_(LEAST).masked_fill_(scores.gather(1, best) == -torch.inf, 0)
     drawn_from = DraftSources(tokens.cpu().numpy(), top.softmax(-1).cpu().numpy()) if sources else None
     return Children(tokens.gather(1, best).cpu().numpy(), shares.cpu().numpy(), drawn_from)
 
