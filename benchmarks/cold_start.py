@@ -5,7 +5,7 @@ changes from trial to trial. The text is the same under all. A rate is that of c
 engine steps at full concurrency and without prompts; a row holds those of the first so many steps of each trial,
 relative to plain decoding's over the whole trial, as the geometric mean over trials, and its 95 % interval.
 
-usage: python -m benchmarks.cold_start [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--steps 100]
+usage: python benchmarks/cold_start.py [--modes adaptive fixed:k=4] [--concurrency 1 8] [--trials 8] [--steps 100]
            [--drafter ngram] [--prompts FILE] [--json FILE]
 """
 
@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from math import log
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs by its path
 
 from benchmarks.live_abba import config_for, prompts
 from draftwing.core import Request, SamplingParams

@@ -5,7 +5,7 @@ greedy) and questions of our own (chat, temperature 0.8). Drafters: `ngram`, and
 layer, untrained: it agrees with the whole one at 0.5 to 0.8 of the positions, as trained heads do on real targets.
 The days share no prompt. A day whose answers are there already goes on with the drafter `thin`.
 
-usage: python -m benchmarks.collect_days --day train|held_out [--answers 10] [--tokens 56] [--work DIR] [--out DIR]
+usage: python benchmarks/collect_days.py --day train|held_out [--answers 10] [--tokens 56] [--work DIR] [--out DIR]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 from safetensors import safe_open
@@ -28,6 +29,9 @@ from draftwing.engine.build import build_local
 from draftwing.testing.loops import loops
 from draftwing_tuner.collect import answer, propose
 from draftwing_tuner.trace import REQUESTS, Trace, read_trace, write_trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs by its path
+
 from tests.prompts import humaneval, made_up_article
 
 MODEL = "gemma-3-270m"

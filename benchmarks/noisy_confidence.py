@@ -1,7 +1,7 @@
 """Which confidence tells better, above temperature 0, whether a draft token will be accepted?
 
-    python -m benchmarks.noisy_confidence [--goldens FOLDER | --model MODEL --skip 8 11] [--temperatures 0.7 1]
-                                          [--requests 24] [--tokens 48] [--json]
+    python benchmarks/noisy_confidence.py [--goldens FOLDER | --model MODEL --skip 8 11] [--temperatures 0.7 1]
+                                           [--requests 24] [--tokens 48] [--json]
 
 A drafter picks the token with the highest log q + g, g the target's own noise. Three confidences of that token:
 q       its probability
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs by its path
 
 from benchmarks.live_abba import prompts
 from draftwing.checkpoints.hub import resolve_model

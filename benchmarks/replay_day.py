@@ -7,7 +7,7 @@ before any policy was tuned: every rule's constants are searched on the training
 and it has served that day before the held-out one, which has other prompts, loads, lengths and seeds. Fixed settings
 are not chosen beforehand: the best of all of them in each phase, and the best single one, stand for them.
 
-usage: python -m benchmarks.replay_day [--json] [--costs FILE|FOLDER] [--trials 8] [--data FOLDER] [--no-loops]
+usage: python benchmarks/replay_day.py [--json] [--costs FILE|FOLDER] [--trials 8] [--data FOLDER] [--no-loops]
 Exit code 1: `adaptive` is, on any curve, below 0.98x the best fixed setting of a phase, below the best single fixed
 setting or 0.995x any other rule over the day, or over all curves (geometric mean) below 1.10x the best single fixed
 setting or any other rule.
@@ -29,6 +29,8 @@ from statistics import geometric_mean
 from typing import Any
 
 import optuna
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs by its path
 
 from benchmarks.replay_rules import DRAFTER, MOST, EmaRule, GoodputRule, TrimRule
 from draftwing.core import NO_DRAFT, DraftShape, Request
