@@ -74,7 +74,7 @@ def _parameters(policy: Any) -> dict[str, Any]:
     return {
         "acceptance": [
             {"depth": d + 1, "w": float(model.weights[d, 0]), "b": float(model.weights[d, 1]), "hoped": float(h)}
-            for d, h in enumerate(model.hoped[0, :depth])
+            for d, h in enumerate(model.hoped[0, :depth, 0])
         ],
         "classes": [shift.value for shift in model.classes],
         "cost_factors": [float(value) for value in costs.correction.factor([1, 2, 4, 8, 16, 32, 64])],

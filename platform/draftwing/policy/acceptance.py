@@ -79,8 +79,8 @@ class Weights:
 class AcceptanceModel:
     """Of one drafter. prior [DEPTHS, 3]: the weights before anything was seen. common: of all depths; own: of each.
 
-    The default trusts confidences with a caution: half of the slope, and even odds. hoped [CLASSES, DEPTHS]: chance of
-    an undrafted first child.
+    The default trusts confidences with a caution: half of the slope, and even odds. hoped [CLASSES, DEPTHS, RANKS]:
+    chance of an undrafted child of each place.
     """
 
     prior: Floats = field(default_factory=lambda: np.tile([0.5, 0.5, 0.0], (DEPTHS, 1)))
@@ -91,12 +91,12 @@ class AcceptanceModel:
     common: Weights = field(default_factory=lambda: Weights(CLASSES))
     own: Weights = field(default_factory=lambda: Weights(CLASSES * DEPTHS))
     hoped: Floats = field(init=False)
-    _seen: Floats = field(init=False)  # [2, CLASSES, DEPTHS]: sums of chances, and of nodes
+    _seen: Floats = field(init=False)  # [2, CLASSES, DEPTHS, RANKS]: sums of chances, and of nodes
 
     def __post_init__(self) -> None:
         self.rank = self.rank.copy()
-        self._seen = np.zeros((2, CLASSES, DEPTHS))
-        self.hoped = np.tile(self.prior_mean, (CLASSES, 1))
+        self._seen = np.zeros((2, CLASSES, DEPTHS, RANKS))
+        self.hoped = np.tile(self._prior_hopes(), (CLASSES, 1, 1))
 
     @property
     def weights(self) -> Floats:
@@ -114,7 +114,7 @@ class AcceptanceModel:
     def undrafted(self, depth: int, levels: int, classes: IntArray, requests: Seq[str]) -> Floats:
         """[B, levels]: chances of the next first child of each sequence, the one after it, ..., from `depth` on."""
         at = np.minimum(np.arange(depth, depth + levels), DEPTHS) - 1
-        mean = np.clip(self.hoped[classes][:, at], 1e-3, 1 - 1e-3)
+        mean = np.clip(self.hoped[classes][:, at, 0], 1e-3, 1 - 1e-3)
         bent = mean * np.exp(self._requests(requests))[:, None]
         return np.asarray(bent / (1 - mean + bent))
 
@@ -170,14 +170,19 @@ class AcceptanceModel:
         steps = np.bincount(place, error, RANKS) / (np.bincount(place, curvature, RANKS) + PRIOR_LABELS)
         self.rank[1:] += 0.1 * steps[1:]  # the first child's term is the depth's own
 
+    def _prior_hopes(self) -> Floats:
+        """[DEPTHS, RANKS]: each child has the same share of what those before it leave."""
+        first = self.prior_mean[:, None]
+        return np.asarray(first * (1 - first) ** np.arange(RANKS))
+
     def _learn_hopes(self, nodes: Nodes, at: IntArray, chance: Floats, shared: BoolArray) -> None:
-        first = (nodes.rank == 0) & shared[nodes.owner]
-        cell = at[first]
-        new = np.stack([np.bincount(cell, weight, CLASSES * DEPTHS) for weight in (chance[first], np.ones(len(cell)))])
+        seen, shape = shared[nodes.owner], self.hoped.shape
+        cell = (at * RANKS + np.minimum(nodes.rank, RANKS - 1))[seen]
+        new = np.stack([np.bincount(cell, weight, self.hoped.size) for weight in (chance[seen], np.ones(len(cell)))])
         kept = np.maximum(KEEP_SHIFT ** new[1], KEEP_STEP)
-        self._seen = (kept * self._seen.reshape(2, -1) + new).reshape(2, CLASSES, DEPTHS)
+        self._seen = (kept * self._seen.reshape(2, -1) + new).reshape(2, *shape)
         sums, counts = self._seen.sum(axis=1)
-        everyone = (sums + PRIOR_LABELS * self.prior_mean) / (counts + PRIOR_LABELS)
+        everyone = (sums + PRIOR_LABELS * self._prior_hopes()) / (counts + PRIOR_LABELS)
         self.hoped = (self._seen[0] + PRIOR_LABELS * everyone) / (self._seen[1] + PRIOR_LABELS)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Controller, DrafterTraits, NullController
+from draftwing.drafters.tree import full_size
 from draftwing.policy.acceptance import AcceptanceModel
 from draftwing.policy.base import BoolArray, PlanInputs, StepResult
 from draftwing.policy.cost import Floats
@@ -39,6 +40,8 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
+RESHAPED = 8  # steps between two choices of the width
+NEARLY = 0.98  # of the best rate: means don't show what a wider draft gains by the choice among its nodes
 MOSTLY_PROMPTS = 0.13  # of a plain step's time: a step with more says little of decoding's own rate
 
 
@@ -93,8 +96,12 @@ class AdaptivePolicy:
     steps: int = 0
     context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
+    shapes: tuple[DraftShape, ...] = ()
+    shape: DraftShape = field(init=False)
 
     def __post_init__(self) -> None:
+        self.shapes = narrower(self.largest)
+        self.shape = self.largest
         self.verifying = Turn(*(CONFIDENT if self.traits.confidence else VERIFYING))
         self.costs = self.profile.live_costs(self.traits)
         self.acceptance = deepcopy(self.profile.acceptance)
@@ -106,6 +113,9 @@ class AdaptivePolicy:
         able = np.flatnonzero((depth > 0) & (inputs.nodes_left > 0))
         if not len(able):
             return self._plan(inputs, able, "no room")
+        if len(self.shapes) > 1 and self.steps % RESHAPED == 0:
+            rates = [self.rate(inputs, able, shape) for shape in self.shapes]
+            self.shape = next(s for s, rate in zip(self.shapes, rates, strict=True) if rate >= NEARLY * max(rates))
         if not self.guard.allows():
             return self._plan(inputs, able[:0], "guard")
         if self.plain.due:
@@ -131,7 +141,7 @@ class AdaptivePolicy:
         requests = [inputs.requests[i] for i in able.tolist()]
         hopes = self.acceptance.undrafted(1, levels, inputs.classes[able], requests)
         order = np.argsort(-hopes[:, 0], kind="stable")
-        spent = self.costs.levels_ms(len(able), levels)
+        spent = self.costs.levels_ms(len(able), levels, widths(self.shape, 0, levels))
         steps = np.minimum(inputs.tokens_left[able] / 2, AMORTISE)
         spent[:, 1:] += np.cumsum((self.costs.catch_up_ms(inputs.behind[able].astype(np.float64)) / steps)[order])
         step_ms = self.costs.step_ms(inputs, len(able) * levels)
@@ -152,6 +162,20 @@ class AdaptivePolicy:
         step_ms[1:] += self.costs.levels_ms(batch, levels)[:, -1]
         return float((tokens / step_ms).max())
 
+    def rate(self, inputs: PlanInputs, able: IntArray, shape: DraftShape) -> float:
+        """Tokens per ms of the best part of this shape, drafted for all who may, by the mean chances."""
+        hopes, batch = self.acceptance.hoped[inputs.classes[able]].mean(axis=0), len(able)
+        spent = self.costs.levels_ms(batch, shape.depth, widths(shape, 0, shape.depth))[:, -1]
+        step_ms = self.costs.step_ms(inputs, batch * shape.nodes)[::batch]
+        level = seen = np.ones(1)
+        best = len(inputs) / float(step_ms[0])
+        for depth, width in enumerate(shape.branching):
+            level = np.outer(level, hopes[min(depth, len(hopes) - 1), :width]).ravel()
+            seen = np.concatenate([seen, level])[: shape.nodes + 1]
+            tokens = len(inputs) - batch + batch * np.cumsum(-np.sort(-seen))
+            best = max(best, float((tokens / (step_ms[: len(seen)] + spent[depth])).max()))
+        return best
+
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
         count = min(PROBED, len(able))
@@ -160,7 +184,7 @@ class AdaptivePolicy:
     def _plan(self, inputs: PlanInputs, chosen: IntArray, reason: str) -> StepPlan:
         speculate = np.zeros(len(inputs), dtype=np.bool_)
         speculate[chosen] = True
-        return StepPlan(self.drafter, cut_to_room(self.largest, inputs, speculate), f"adaptive: {reason}")
+        return StepPlan(self.drafter, cut_to_room(self.shape, inputs, speculate), f"adaptive: {reason}")
 
     # while drafting
 
@@ -261,6 +285,21 @@ def without_prompts(inputs: PlanInputs) -> PlanInputs:
     return replace(inputs, prefill_rows=0, prefill_context=0) if inputs.prefill_rows else inputs
 
 
+def narrower(largest: DraftShape) -> tuple[DraftShape, ...]:
+    """The shape itself, one with at most two children of the root, and a chain; a shape of named nodes alone."""
+    if largest.paths or max(largest.branching, default=1) == 1:
+        return (largest,)
+    rest = (1,) * (largest.depth - 1)
+    several = {largest.branching, (min(largest.branching[0], 2), *rest), (1, *rest)}
+    return tuple(DraftShape(one, min(full_size(one), largest.nodes)) for one in sorted(several, reverse=True))
+
+
+def widths(shape: DraftShape, depth: int, levels: int) -> IntArray:
+    """[levels]: nodes that a full draft of this shape has at a depth, at the next, ...: what its levels grow from."""
+    nodes = np.cumprod([1, *shape.branching, *[1] * levels])
+    return np.asarray(np.minimum(nodes[depth : depth + levels], max(shape.nodes, 1)))
+
+
 class _Stop:
     """Asked before each depth of an incremental drafter: who goes on."""
 
@@ -281,17 +320,15 @@ class _Stop:
             return go
         chances = policy.acceptance.chance(nodes, inputs.classes, inputs.requests)
         survivals = survival(path_keys(chances, nodes.parents, depth))
-        best = np.zeros(len(inputs))
-        np.maximum.at(best, nodes.owner[newest], survivals[newest])
-        growing = np.flatnonzero(best > 0)
-        requests = [inputs.requests[i] for i in growing.tolist()]
-        hopes = policy.acceptance.undrafted(depth + 1, LOOK_AHEAD, inputs.classes[growing], requests)
-        front = best[growing] * hopes[:, 0]
-        order = np.argsort(-front, kind="stable")
+        owners = nodes.owner[newest]
+        requests = [inputs.requests[i] for i in owners.tolist()]
         levels = min(LOOK_AHEAD, policy.largest.depth - depth)
-        means = np.concatenate([[1.0], hopes[:, 1:levels].mean(axis=0)])
-        step_ms = policy.costs.step_ms(inputs, len(nodes) + len(growing) * levels)
-        spent = policy.costs.levels_ms(len(growing), levels)
+        hopes = policy.acceptance.undrafted(depth + 1, levels, inputs.classes[owners], requests)
+        front = survivals[newest] * hopes[:, 0]
+        order = np.argsort(-front, kind="stable")
+        means = np.concatenate([[1.0], hopes[:, 1:].mean(axis=0)])
+        step_ms = policy.costs.step_ms(inputs, len(nodes) + len(newest) * levels)
+        spent = policy.costs.levels_ms(len(newest), levels)
         ahead = look_ahead(survivals, front[order], means, step_ms, policy.price(inputs), spent)
-        go[growing[order[: ahead.sequences]]] = True
+        go[owners[order[: ahead.sequences]]] = True
         return go

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from draftwing.core import IntArray
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.cost import LEAST_MS, MEASURED_STEPS, Correction, CostModel, Floats, believed
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
@@ -67,13 +68,14 @@ class LiveCosts:
         """The step without drafts, as the latest plain steps tell."""
         return float(self.step_ms(inputs, 0)[0] * np.exp(self.plain_log))
 
-    def levels_ms(self, batch: int, levels: int) -> Floats:
-        """[h, B + 1]: drafting 1, 2, ... levels for 0, 1, ... sequences."""
-        rows = np.arange(batch + 1)
-        once = np.where(rows > 0, self.model.draft(rows), 0.0)
-        calls = np.ones(levels) if self.block else np.arange(1.0, levels + 1)
-        there_and_back = self.model.transport_ms * (rows > 0)
-        return np.asarray((calls[:, None] * once + there_and_back) * np.exp(self.draft_log))
+    def levels_ms(self, batch: int, levels: int, widths: IntArray | None = None) -> Floats:
+        """[h, B + 1]: drafting 1, 2, ... levels for 0, 1, ... sequences. widths [h]: nodes of a draft that each level
+        grows from, 1 if not given."""
+        some = np.arange(batch + 1) > 0
+        each = np.ones(levels, dtype=np.int64) if widths is None or self.block else widths
+        once = np.where(some, self.model.draft(each[:, None] * np.arange(batch + 1)), 0.0)
+        spent = once if self.block else np.cumsum(once, axis=0)
+        return np.asarray((spent + self.model.transport_ms * some) * np.exp(self.draft_log))
 
     def catch_up_ms(self, tokens: Floats) -> Floats:
         """Of a drafter that missed so many tokens; 0 for none."""

@@ -79,7 +79,7 @@ def test_distorted_requests_move_nothing_shared() -> None:
         step(model, rng, (1.0, -20.0), shared=False)
     assert np.array_equal(model.weights, np.tile(model.prior, (CLASSES, 1)))
     assert all(shift.value == 0 for shift in model.classes)
-    assert (model.hoped == 0.5).all()
+    assert (model.hoped == AcceptanceModel().hoped).all()
     assert not model.requests
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwing.core import DraftTree, Request, SamplingParams
+from draftwing.core import DraftShape, DraftTree, Request, SamplingParams
 from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.drafters.base import Drafter, DrafterTraits
 from draftwing.drafters.ngram import NgramDrafter
+from draftwing.drafters.tree import shape_of
 from draftwing.errors import ConfigError
-from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.acceptance import AcceptanceModel
+from draftwing.policy.adaptive import AdaptivePolicy, narrower, widths
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.cost import CostModel
+from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
 from draftwing.policy.guard import LEAST_STEPS
 from draftwing.policy.modes import OffPolicy, parse_mode
 from draftwing.policy.profile import Profile
@@ -72,6 +75,62 @@ def test_the_price_of_time_follows_the_text_at_once() -> None:
     )
     plain = 4 / policy.costs.plain_ms(other)
     assert plain <= policy.price(other) < 0.7 * policy.price(same)
+
+
+WIDE = DraftShape((3, 2, 1), 15)
+LEVELS = CostCurves(
+    name="levels cost as much as a step, rows next to nothing",
+    verify=tuple(VerifyCell(batch=1, rows=n, context=0, verify_ms=10.0 + n / 100) for n in (1, 2, 64, 512)),
+    draft_step_ms=(BatchCell(batch=1, ms=5.0), BatchCell(batch=512, ms=5.0)),
+)
+
+
+ROWS = CostCurves(
+    name="every row costs, the drafter's too",
+    verify=tuple(VerifyCell(batch=1, rows=n, context=0, verify_ms=10.0 + 0.3 * n) for n in (1, 2, 64, 512)),
+    draft_step_ms=(BatchCell(batch=1, ms=0.25), BatchCell(batch=512, ms=128.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("curves", "first", "siblings", "batch", "branching"),
+    [
+        (LEVELS, 0.5, 0.25, 1, (3, 2, 1)),
+        (LEVELS, 0.9, 0.0, 1, (3, 2, 1)),  # no worse, and nodes may be chosen among
+        (ROWS, 0.9, 0.05, 8, (1, 1, 1)),
+        (ROWS, 0.8, 0.15, 8, (1, 1, 1)),
+    ],
+)
+def test_the_width_follows_the_costs(
+    curves: CostCurves, first: float, siblings: float, batch: int, branching: tuple[int, ...]
+) -> None:
+    traits = DrafterTraits(kind="token", stop="incremental", trees=True, confidence=True, max_depth=3)
+    policy = AdaptivePolicy("it", WIDE, traits, Profile(CostModel.fit(curves), frozen=True))
+    policy.acceptance.hoped[:, :, 0] = first
+    policy.acceptance.hoped[:, :, 1:] = siblings
+    none, all_of_them = np.zeros(batch, dtype=np.int64), np.ones(batch, dtype=np.bool_)
+    names = tuple(map(str, range(batch)))
+    policy.decide(PlanInputs(all_of_them, none + 50, none + 50, none, none, none, ~all_of_them, names))
+    assert policy.shape.branching == branching
+
+
+def test_narrower_shapes_are_parts_of_the_largest() -> None:
+    assert [s.branching for s in narrower(WIDE)] == [(3, 2, 1), (2, 1, 1), (1, 1, 1)]
+    assert [s.branching for s in narrower(DraftShape((1, 1), 2))] == [(1, 1)]
+    assert [s.branching for s in narrower(DraftShape((1, 2), 3))] == [(1, 2), (1, 1)]
+    named = shape_of([(0,), (1,), (1, 0)])
+    assert narrower(named) == (named,)
+    for one in narrower(DraftShape((3, 2, 1), 4)):
+        assert one.nodes <= 4
+
+
+def test_levels_grow_from_as_many_nodes_as_a_full_draft_has() -> None:
+    assert widths(WIDE, 0, 3).tolist() == [1, 3, 6]
+    assert widths(WIDE, 1, 3).tolist() == [3, 6, 6]
+    assert widths(DraftShape((3, 2, 1), 4), 0, 3).tolist() == [1, 3, 4]
+    costs = Profile(CostModel.fit(LEVELS), frozen=True).live_costs(DrafterTraits(kind="token", stop="incremental"))
+    assert costs.levels_ms(2, 3, widths(WIDE, 0, 3))[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert costs.levels_ms(2, 2)[:, 1] == pytest.approx([5.0, 10.0])
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -174,7 +233,7 @@ def test_distorted_requests_teach_nothing_that_others_share_and_are_forgotten() 
     world.rate(30)
     assert set(policy.acceptance.requests) == {"0", "1", "2"}
     assert (policy.acceptance.weights.reshape(-1, *policy.acceptance.prior.shape) == policy.acceptance.prior).all()
-    assert (policy.acceptance.hoped == 0.5).all()
+    assert (policy.acceptance.hoped == AcceptanceModel().hoped).all()
     world.ended = ("1", "7")
     world.step()
     assert set(policy.acceptance.requests) == {"0", "2"}
