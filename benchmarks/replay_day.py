@@ -121,11 +121,10 @@ def serve(day: Day, policy: Policy, costs: CostModel) -> list[float]:
 Make = Callable[..., Policy]
 
 
-def adaptive(costs: CostModel, largest: DraftShape, traits: Any, tree: str = "chain", slope: float = 0.5) -> Policy:
+def adaptive(costs: CostModel, largest: DraftShape, traits: Any, slope: float = 0.5) -> Policy:
     profile = Profile(costs=costs, frozen=True)
     profile.acceptance.prior[:, :2] = slope
-    widest = shape((1,) * MOST) if tree == "chain" else largest
-    return AdaptivePolicy(DRAFTER, widest, traits, profile)
+    return AdaptivePolicy(DRAFTER, largest, traits, profile)
 
 
 def table(**rows: str) -> Policy:
@@ -138,10 +137,7 @@ def table(**rows: str) -> Policy:
 def searched(trial: optuna.Trial, rule: str) -> dict[str, Any]:
     """The constants of a rule, and between what they are looked for."""
     if rule == "adaptive":
-        return {
-            "tree": trial.suggest_categorical("tree", ["chain", "tree"]),
-            "slope": trial.suggest_float("slope", 0.2, 1.2),
-        }
+        return {"slope": trial.suggest_float("slope", 0.2, 1.2)}
     if rule == "table":
         settings = ["off", *FIXED]
         return {str(last): trial.suggest_categorical(str(last), settings) for last in BATCHES}
