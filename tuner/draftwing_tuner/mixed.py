@@ -80,16 +80,24 @@ def serve(ground: Ground, day: Day) -> tuple[float, ...]:
 def contenders(ground: Ground, profile: Profile, trees: Iterable[DraftShape], most_depth: int) -> dict[str, Policy]:
     """By name: plain decoding, every chain, the trees, the default that nobody tuned, and the profile's two modes."""
     drafter, traits = ground.drafter, ground.replay_drafter().traits
-    chains = [DraftShape((1,) * k, k) for k in DEPTHS if k <= most_depth]
-    known = {shape: f"fixed k={shape.depth}" for shape in chains}
-    shapes = known | {tree: f"fixed {shape_text(tree)}" for tree in trees if tree.nodes and tree not in known}
+    chains = [_chain(k) for k in DEPTHS if k <= most_depth]
+    shapes = dict.fromkeys([*chains, *(tree for tree in trees if tree.nodes)])
     return {
         PLAIN: OffPolicy(),
-        **{name: FixedPolicy(drafter, shape) for shape, name in shapes.items()},
+        **{_named(shape): FixedPolicy(drafter, shape) for shape in shapes},
         UNTUNED: parse_mode(ADAPTIVE, drafter, traits),
         TABLE: TablePolicy(drafter, profile.schedule),
         ADAPTIVE: parse_mode(ADAPTIVE, drafter, traits, replace(profile, frozen=True)),
     }
+
+
+def _chain(k: int) -> DraftShape:
+    return DraftShape((1,) * k, k)
+
+
+def _named(shape: DraftShape) -> str:
+    """The same for the same shape, whoever brings it."""
+    return f"fixed k={shape.depth}" if shape == _chain(shape.depth) else f"fixed {shape_text(shape)}"
 
 
 def compare(ground: Ground, tried: Mapping[str, Policy], batches: Seq[int], spread: Spread) -> list[Mixed]:

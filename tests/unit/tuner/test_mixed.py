@@ -76,6 +76,15 @@ def test_the_best_shapes_are_those_of_every_bucket() -> None:
         shape_from("2x, 3 nodes")
 
 
+@pytest.mark.parametrize("most_depth", [2, 5])
+def test_a_setting_has_one_name_whoever_brings_it(ground: Ground, most_depth: int) -> None:
+    trees = [DraftShape((1, 1, 1), 3), DraftShape((1, 1, 1), 2), DraftShape((2, 1), 4), DraftShape((1, 1, 1), 3)]
+    names = list(contenders(ground, Profile(ground.costs, schedule=tuple(ROWS)), trees, most_depth))
+    assert names.count("fixed k=3") == 1
+    assert "fixed 2x1, 4 nodes" in names
+    assert "fixed 1x1x1, 2 nodes" in names
+
+
 def test_a_day_begins_anew_for_a_policy_that_learns(ground: Ground) -> None:
     tried = contenders(ground, Profile(ground.costs, schedule=tuple(ROWS)), [], 5)
     assert compare(ground, tried, BATCHES, in_turn) == compare(ground, tried, BATCHES, in_turn)
