@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -96,7 +97,7 @@ class AdaptivePolicy:
     steps: int = 0
     context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
-    shapes: tuple[DraftShape, ...] = ()
+    shapes: tuple[DraftShape, ...] = field(init=False)
     shape: DraftShape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ class AdaptivePolicy:
 
     def ahead(self, inputs: PlanInputs, able: IntArray) -> tuple[Ahead, IntArray]:
         """What drafting from the roots on promises, and the order in which sequences come into question."""
-        levels = self.largest.depth if self.traits.stop == "block" else LOOK_AHEAD
+        levels = self.largest.depth if self.traits.stop == "block" else min(LOOK_AHEAD, self.largest.depth)
         requests = [inputs.requests[i] for i in able.tolist()]
         hopes = self.acceptance.undrafted(1, levels, inputs.classes[able], requests)
         order = np.argsort(-hopes[:, 0], kind="stable")
@@ -308,6 +309,10 @@ class _Stop:
         self._depths = np.array([shape.depth if shape.nodes else 0 for shape in plan.shapes])
         self._sizes = np.array([shape.nodes for shape in plan.shapes])
 
+    @cached_property
+    def _price(self) -> float:
+        return self._policy.price(self._inputs)  # nothing is learned while drafting
+
     def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
         if depth == 0:
             return np.asarray(self._depths > 0)
@@ -329,6 +334,6 @@ class _Stop:
         means = np.concatenate([[1.0], hopes[:, 1:].mean(axis=0)])
         step_ms = policy.costs.step_ms(inputs, len(nodes) + len(newest) * levels)
         spent = policy.costs.levels_ms(len(newest), levels)
-        ahead = look_ahead(survivals, front[order], means, step_ms, policy.price(inputs), spent)
+        ahead = look_ahead(survivals, front[order], means, step_ms, self._price, spent)
         go[owners[order[: ahead.sequences]]] = True
         return go

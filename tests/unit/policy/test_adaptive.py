@@ -22,6 +22,7 @@ from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
 from draftwing.policy.guard import LEAST_STEPS
 from draftwing.policy.modes import OffPolicy, parse_mode
 from draftwing.policy.profile import Profile
+from draftwing.policy.solver import Ahead
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.policies import plan_inputs_of
@@ -112,6 +113,27 @@ def test_the_width_follows_the_costs(
     names = tuple(map(str, range(batch)))
     policy.decide(PlanInputs(all_of_them, none + 50, none + 50, none, none, none, ~all_of_them, names))
     assert policy.shape.branching == branching
+
+
+def looking(largest: DraftShape) -> Ahead:
+    """From the roots of 8 sequences."""
+    traits = DrafterTraits(kind="token", stop="incremental", trees=True, confidence=True, max_depth=8)
+    policy = AdaptivePolicy("it", largest, traits, Profile(CostModel.fit(ROWS), frozen=True))
+    policy.acceptance.hoped[:, :, 0] = 0.95
+    none, eight = np.zeros(8, dtype=np.int64), np.ones(8, dtype=np.bool_)
+    inputs = PlanInputs(eight, none + 50, none + 50, none, none, none, ~eight, tuple("abcdefgh"))
+    return policy.ahead(inputs, np.arange(8))[0]
+
+
+def test_levels_from_the_roots_are_priced_by_the_nodes_they_grow_from() -> None:
+    chain, tree = looking(DraftShape((1, 1, 1), 3)), looking(WIDE)
+    assert chain.levels == 3
+    assert tree.gain < chain.gain
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_nobody_looks_deeper_than_may_be_drafted(depth: int) -> None:
+    assert looking(DraftShape((1,) * depth, depth)).levels == depth
 
 
 def test_narrower_shapes_are_parts_of_the_largest() -> None:
