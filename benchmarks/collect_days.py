@@ -50,8 +50,8 @@ ASKED = {
         ("Rust", "compound interest", "beekeeping", "a long train journey", "choosing a telescope"),
     ),
     "held_out": (
-        ("a walk along a canal", "repairing a roof", "learning to swim", "the northern lights", "school theatre"),
-        ("regular expressions", "mortgages", "growing mushrooms", "a winter on an island", "choosing a camera"),
+        ("a night train", "mending a bicycle tyre", "learning to sing", "the first snow", "a village market"),
+        ("hash tables", "paying taxes", "keeping hens", "a summer on a farm", "choosing a piano"),
     ),
 }
 FORMS = (
@@ -65,11 +65,11 @@ FORMS = (
 def prompts(day: str, count: int) -> list[tuple[str, str]]:
     """(kind, text): `count` of each kind."""
     tasks = humaneval(50)
-    code = tasks[0:20:2] if day == "train" else tasks[20:]
+    code = tasks[0:20:2] if day == "train" else tasks[30:]
     topics = [topic for group in ASKED[day] for topic in group]
     chat = [form.format(topic=topic) for topic in topics for form in FORMS]
     random.Random(day).shuffle(chat)
-    articles = [made_up_article(seed + (1000 if day == "train" else 3000)) for seed in range(count)]
+    articles = [made_up_article(seed + (1000 if day == "train" else 5000)) for seed in range(count)]
     if min(len(code), len(chat)) < count:
         raise SystemExit(f"--answers is {count}; expected at most {min(len(code), len(chat))}")
     named = (("code", code), ("chat", chat), ("summary", articles))

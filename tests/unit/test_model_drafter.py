@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from draftwing.core import DraftShape, DraftTree, SamplingParams, StepPlan
 from draftwing.drafters import model_drafter
 from draftwing.drafters.base import Accepted, NullController, TargetInfo
+from draftwing.testing.drafter_contract import VOCAB_SIZE, DrafterContract, Start, bound
 from draftwing.testing.drafters import View
 from draftwing.testing.mock_draft_model import MockDraftModel
 from draftwing.testing.mock_target import MockBehaviour, MockTarget
@@ -51,6 +54,14 @@ def commit(drafter: MockDraftModel, views: list[View], token: int) -> None:
     drafter.commit(views, [Accepted(np.empty(0, dtype=np.int64), 1)] * len(views))
 
 
+@pytest.mark.parametrize(
+    "test", [DrafterContract.test_only_chosen_nodes_get_children, DrafterContract.test_no_draft_means_none]
+)
+def test_keeps_the_contract(test: Callable[[DrafterContract, Start], None]) -> None:
+    """Of a shape without levels, and of nodes that are not chosen."""
+    test(DrafterContract(), Start(lambda: bound(MockDraftModel(MockTarget(MockBehaviour(VOCAB_SIZE))))))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 9, 256])
 @pytest.mark.parametrize("count", [2, 3])
 def test_shared_blocks_are_run_once(chunk: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +87,7 @@ def test_one_that_falls_behind_goes_on_behind_the_other() -> None:
     """Also where it was known, and stopped before its first row, when the other ran what both lack."""
     drafter, views = a_drafter(), [a_view(0), a_view(1)]
     stopped = NullController()
-    stopped.deeper = lambda depth, drafts: np.zeros(len(drafts), dtype=np.bool_)  # type: ignore[method-assign]
+    stopped.deeper = lambda depth, drafts: [np.zeros(1 + len(draft), dtype=np.bool_) for draft in drafts]  # type: ignore[method-assign]
     shapes = (DraftShape((1, 1, 1), 3),) * 2
     drafter.propose(views, StepPlan("it", shapes), stopped)
     assert rows_run(drafter) == 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, StepPlan
-from draftwing.drafters.base import Controller, DrafterTraits, SequenceView, TokenDrafter
-from draftwing.drafters.tree import depths, kept, truncated
+from draftwing.drafters.base import BoolArray, Controller, DrafterTraits, SequenceView, TokenDrafter
+from draftwing.drafters.tree import children, depths, kept
 from draftwing.errors import ConfigError
 from draftwing_tuner.trace import Trace
 
@@ -21,20 +23,42 @@ def answer_of(request: str) -> str:
     return request.partition(MARK)[0]
 
 
-class Levels:
-    """A stored tree within some branching, and where each level of it ends."""
+class Stored:
+    """A stored tree within some branching, and its parts."""
 
     def __init__(self, stored: DraftTree, branching: tuple[int, ...]) -> None:
         self.tree = within(stored, branching)
-        self.ends = np.bincount(depths(self.tree.parents), minlength=1).cumsum().tolist()  # ends[d]: nodes to depth d
-        self._cut: dict[int, DraftTree] = {}
+        self.below = children(self.tree.parents)
+        self._parts: dict[tuple[int, ...], DraftTree] = {}
 
-    def upto(self, depth: int, nodes: int) -> DraftTree:
-        """Its first levels, within a node budget."""
-        count = min(self.ends[min(depth, len(self.ends) - 1)], nodes)
-        if count not in self._cut:
-            self._cut[count] = truncated(self.tree, count)
-        return self._cut[count]
+    def part(self, nodes: tuple[int, ...]) -> DraftTree:
+        """nodes: ascending, parents among them."""
+        if (found := self._parts.get(nodes)) is None:
+            found = self._parts[nodes] = self.tree if len(nodes) == len(self.tree) else kept(self.tree, nodes)
+        return found
+
+
+@dataclass(slots=True)
+class Growing:
+    """nodes: of the stored tree, that are drafted. newest: those of them, or the root, that may get children."""
+
+    stored: Stored
+    shape: DraftShape
+    nodes: tuple[int, ...] = ()
+    newest: tuple[int, ...] = (-1,)
+
+    @property
+    def ended(self) -> bool:
+        full = len(self.nodes) >= self.shape.nodes
+        return full or not any(self.stored.below[node] for node in self.newest)
+
+    def grow(self, chosen: BoolArray) -> None:
+        """One level, below the chosen of the root and the nodes."""
+        mine = chosen[1 + len(self.nodes) - len(self.newest) :].tolist()
+        below = [self.stored.below[node] for node, may in zip(self.newest, mine, strict=True) if may]
+        room = self.shape.nodes - len(self.nodes)
+        self.newest = tuple(sorted(itertools.chain(*below))[:room])
+        self.nodes += self.newest
 
 
 class ReplayDrafter(TokenDrafter):
@@ -46,7 +70,7 @@ class ReplayDrafter(TokenDrafter):
         self._proposals = {
             request.id: proposals for request, proposals in zip(trace.requests, trace.proposals[name], strict=True)
         }
-        self._found: dict[tuple[str, int, tuple[int, ...]], Levels] = {}
+        self._found: dict[tuple[str, int, tuple[int, ...]], Stored] = {}
         sure = all(one.parts is not None for one in trace.proposals[name])
         self._traits = DrafterTraits(stop=stop, trees=True, confidence=sure)
 
@@ -60,26 +84,26 @@ class ReplayDrafter(TokenDrafter):
         empty = DraftTree.empty()
         drafts = [empty] * len(sequences)
         growing = {
-            i: (self._levels(sequence, shape.branching, base[i] if base is not None else ()), shape)
+            i: Growing(self._stored(sequence, shape.branching, base[i] if base is not None else ()), shape)
             for i, (sequence, shape) in enumerate(zip(sequences, plan.shapes, strict=True))
             if shape.nodes
         }
         depth = 0
         while growing:
-            go = controller.deeper(depth, drafts)
+            chosen = controller.deeper(depth, drafts)
             depth += 1
-            for i, (levels, shape) in list(growing.items()):
-                if go[i]:
-                    drafts[i] = levels.upto(depth, shape.nodes)
-                if not go[i] or depth >= min(shape.depth, len(levels.ends) - 1) or len(drafts[i]) >= shape.nodes:
+            for i, draft in list(growing.items()):
+                draft.grow(chosen[i])
+                drafts[i] = draft.stored.part(draft.nodes)
+                if depth >= draft.shape.depth or draft.ended:
                     del growing[i]
         return drafts
 
-    def _levels(self, sequence: SequenceView, branching: tuple[int, ...], base: Seq[int]) -> Levels:
+    def _stored(self, sequence: SequenceView, branching: tuple[int, ...], base: Seq[int]) -> Stored:
         answer, position = answer_of(sequence.id), len(sequence.tokens) + len(base) - sequence.prompt_len
         key = (answer, position, branching)
         if (found := self._found.get(key)) is None:
-            found = self._found[key] = Levels(self._proposals[answer].at(position), branching)
+            found = self._found[key] = Stored(self._proposals[answer].at(position), branching)
         return found
 
 

@@ -102,22 +102,22 @@ class _Spending:
     sequences: Seq[SequenceView]
     prices: Prices
     clock: VirtualClock
-    sizes: list[int] = field(default_factory=list)  # of the drafts, one level ago
+    known: list[int] = field(default_factory=list)  # roots and nodes of each draft, one level ago
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
-        go = self.inner.deeper(depth, drafts)
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        grow = self.inner.deeper(depth, drafts)
         rows = behind = 0
-        sizes = [len(draft) for draft in drafts]
-        for i in np.flatnonzero(go).tolist():
-            shape = self.shapes[i]
-            if depth < shape.depth and sizes[i] < shape.nodes:
-                rows += 1 if depth == 0 else sizes[i] - self.sizes[i]
+        known = self.known or [0] * len(drafts)
+        for i, (nodes, shape) in enumerate(zip(grow, self.shapes, strict=True)):
+            count = int(nodes[known[i] :].sum())
+            if count and depth < shape.depth and len(drafts[i]) < shape.nodes:
+                rows += count
                 sequence = self.sequences[i]
                 behind += sequence.undrafted if isinstance(sequence, Sequence) else 0
-        self.sizes = sizes
+        self.known = [len(nodes) for nodes in grow]
         if rows:
             self.clock.spend(self.prices.level(depth, rows, behind))
-        return go
+        return grow
 
 
 class PricedDrafter:

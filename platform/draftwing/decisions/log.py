@@ -122,23 +122,23 @@ def read_log(path: Path) -> tuple[Origin, list[LoggedStep]]:
     return origin, steps
 
 
-def again(policy: Policy, step: LoggedStep) -> tuple[StepPlan, list[BoolArray], list[IntArray]]:
-    """The plan, whom the controller lets draft at each depth, and the cut that a policy makes of a logged step.
+def again(policy: Policy, step: LoggedStep) -> tuple[StepPlan, list[list[BoolArray]], list[IntArray]]:
+    """The plan, what the controller lets grow at each depth, and the cut that a policy makes of a logged step.
 
     Its state is that before the step; `observe` is left to the caller. A drafter that drafts all depths in one call
     asks no controller, and what is said of depths then means nothing.
     """
     inputs, result = step.inputs, step.result
     plan = policy.decide(inputs)
-    levels: list[BoolArray] = []
+    levels: list[list[BoolArray]] = []
     controller = policy.controller(inputs, plan)
     deep = [depths(draft.parents) for draft in result.drafts]
     for depth in range(len(result.levels) + 1):
         grown = [kept(t, np.flatnonzero(at <= depth).tolist()) for t, at in zip(result.drafts, deep, strict=True)]
-        able = np.array([shape.depth > depth and shape.nodes > 0 for shape in plan.shapes], dtype=np.bool_)
-        go = controller.deeper(depth, grown) & able
-        if go.any():
-            levels.append(go)
+        able = [shape.depth > depth and shape.nodes > 0 for shape in plan.shapes]
+        grow = [nodes & may for nodes, may in zip(controller.deeper(depth, grown), able, strict=True)]
+        if any(nodes.any() for nodes in grow):
+            levels.append(grow)
     cut = policy.cut(inputs, plan, result.drafts)
     return plan, levels, cut if cut is not None else [np.arange(len(draft)) for draft in result.drafts]
 

@@ -205,11 +205,12 @@ class _Part:
     def __init__(self, controller: Controller, mine: list[int], batch: int) -> None:
         self._controller, self._mine, self._batch = controller, mine, batch
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
         every = [DraftTree.empty()] * self._batch
         for place, draft in zip(self._mine, drafts, strict=True):
             every[place] = draft
-        return self._controller.deeper(depth, every)[self._mine]
+        found = self._controller.deeper(depth, every)
+        return [found[place] for place in self._mine]
 
 
 def _kind(sequence: SequenceView) -> str:

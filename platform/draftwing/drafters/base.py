@@ -179,10 +179,11 @@ class Accepted:
 class Controller(Protocol):
     """The policy's say while a draft grows. Only drafters with stop "incremental" ask."""
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
-        """Which sequences [B] draft the level `depth` (0 is the root's children), given their drafts so far.
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        """Which nodes get the children that make the level `depth` (0 is the root's children), given the drafts so far.
 
-        Called with depth 0, 1, ... while any answer was True; a sequence once refused isn't drafted again in the step.
+        Of each draft [1 + n], the root first; what it says of nodes that aren't the newest doesn't matter. Called with
+        depth 0, 1, ... while any draft grew; one that did not, isn't drafted on in the step.
         """
         ...
 
@@ -190,8 +191,8 @@ class Controller(Protocol):
 class NullController:
     """Never stops: the shapes of the plan alone decide."""
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
-        return np.ones(len(drafts), dtype=np.bool_)
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        return [np.ones(1 + len(draft), dtype=np.bool_) for draft in drafts]
 
 
 @runtime_checkable

@@ -14,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
+from draftwing.drafters.base import BoolArray
+from draftwing.drafters.growth import narrowed
 
 NEVER = -np.inf  # the score of an id outside of the vocabulary
 
@@ -34,6 +36,7 @@ class DynamicGrowth:
         self.frontier: IntArray = np.array([-1], dtype=np.int64)
         self.paths: IntArray = np.empty((1, 0), dtype=np.int64)
         self.above: IntArray = np.empty(0, dtype=np.int64)
+        self._place: IntArray = np.array([-1], dtype=np.int64)  # of each candidate in `tree`, -1 if not in it; the root
 
     @property
     def ended(self) -> bool:
@@ -62,10 +65,16 @@ class DynamicGrowth:
         self._confidences = np.concatenate([self._confidences, sure.ravel()])
         self._scores = np.concatenate([self._scores, scores])
 
+    def narrow(self, grow: BoolArray) -> None:
+        """What is not in the tree now has no child there later: a child's score is no higher."""
+        place = self._place[self.frontier]
+        self.frontier, self.paths, self.above = narrowed(self, grow[place + 1] & ((place >= 0) | (self.frontier < 0)))
+
     def tree(self) -> DraftTree:
         """The best candidates within the node budget, in the order in which they were proposed."""
         best = np.argsort(-self._scores, kind="stable")[: self.shape.nodes]
         keep = np.sort(best[self._scores[best] > NEVER])
         place = np.full(len(self._tokens) + 1, -1, dtype=np.int64)
         place[keep] = np.arange(len(keep))
+        self._place = place
         return DraftTree(self._tokens[keep], place[self._parents[keep]], self._confidences[keep])

@@ -201,12 +201,12 @@ class FeatureDrafter:
         depth = 0
         while not all(draft.last for draft in live):
             trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
-            deeper = controller.deeper(depth, trees).tolist()
             level = []
-            for draft, go in zip(drafts, deeper, strict=True):
+            for draft, grow in zip(drafts, controller.deeper(depth, trees), strict=True):
                 if draft is not None and not draft.last:
-                    draft.last = not go
-                    level += [draft] if go else []
+                    draft.growth.narrow(grow)
+                    draft.last = not len(draft.growth.frontier)
+                    level += [] if draft.last else [draft]
             if level:
                 self._grow(level, depth)
             depth += 1
@@ -375,6 +375,8 @@ class FeatureDrafter:
         """One level deeper: run the frontier, and give each of its nodes its children."""
         growths = [draft.growth for draft in level]
         if depth:
+            for draft in level:
+                _queue_frontier(draft)
             self._run(level, [len(growth.frontier) for growth in growths])
         logits = self.head.logits(torch.cat([draft.hidden for draft in level]))
         rows = level_rows(growths, [draft.sampler for draft in level], [draft.length for draft in level])
@@ -383,8 +385,6 @@ class FeatureDrafter:
         share(growths, found, vocabulary)
         for draft in level:
             draft.last = draft.growth.ended
-            if not draft.last:
-                _queue_frontier(draft)
 
 
 def _queue_frontier(draft: Growing) -> None:

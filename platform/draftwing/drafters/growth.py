@@ -6,12 +6,14 @@ the level's depth.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import numpy as np
 
 from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
+from draftwing.drafters.base import BoolArray
 from draftwing.drafters.children import Children
 from draftwing.engine.processors import SampleRows, SamplerState
 
@@ -42,6 +44,10 @@ class Growing(Protocol):
         confidences: 0 to 1, of each given its parent. Ids from vocab_size on are left out. sources [M rows]: with
         all levels or with none.
         """
+        ...
+
+    def narrow(self, grow: BoolArray) -> None:
+        """Only those of the frontier get children. grow [1 + n]: of the root and the nodes of the last `tree`."""
         ...
 
     def tree(self) -> DraftTree: ...
@@ -94,6 +100,12 @@ class Growth:
         self.frontier, self.paths, self.above = self.frontier[:parents], self.paths[:parents], rows[:parents]
         self._ranks = self._ranks[:parents]
 
+    def narrow(self, grow: BoolArray) -> None:
+        chosen = grow[self.frontier + 1]
+        if not chosen.all():
+            self._ranks = list(itertools.compress(self._ranks, chosen.tolist()))
+            self.frontier, self.paths, self.above = narrowed(self, chosen)
+
     def _parents_to_be(self) -> int:
         """How many nodes of the newest level have room for children."""
         depth = self.paths.shape[1]
@@ -123,6 +135,12 @@ class Growth:
             np.concatenate(part) for part in zip(*((s.ids, s.weights) for _, s in self._sources), strict=True)
         )
         return DraftSources(ids[place], weights[place])
+
+
+def narrowed(growth: Growing, chosen: BoolArray) -> tuple[IntArray, IntArray, IntArray]:
+    """frontier, paths and above of the chosen nodes. chosen [M]."""
+    above = growth.above[chosen] if len(growth.above) else growth.above  # the root has none
+    return growth.frontier[chosen], growth.paths[chosen], above
 
 
 def owners(growths: Seq[Growing]) -> IntArray:

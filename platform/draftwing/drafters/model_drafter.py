@@ -34,6 +34,7 @@ from draftwing.drafters.filled_blocks import FilledBlocks
 from draftwing.drafters.growth import Growth, level_rows, most_children, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.drafters.small_model import SmallModel, load_small_model
+from draftwing.drafters.tree import kept, with_ancestors
 from draftwing.engine.batch import SequenceRows, chain_parents
 from draftwing.errors import ConfigError
 
@@ -107,17 +108,18 @@ class ModelDrafter:
     ) -> list[DraftTree]:
         bases = [()] * len(sequences) if base is None else base
         drafts: list[Growing | None] = [
-            self._start(sequence, shape, more) if shape.nodes else None
+            self._start(sequence, shape, more) if shape.nodes and shape.depth else None
             for sequence, shape, more in zip(sequences, plan.shapes, bases, strict=True)
         ]
         depth = 0
         while any(draft is not None and not draft.last for draft in drafts):
             trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
-            deeper = controller.deeper(depth, trees)
-            level = [d for d, go in zip(drafts, deeper.tolist(), strict=True) if d is not None and not d.last and go]
-            for draft in drafts:
-                if draft is not None and not any(draft is other for other in level):
-                    draft.last = True
+            level = []
+            for draft, grow in zip(drafts, controller.deeper(depth, trees), strict=True):
+                if draft is not None and not draft.last:
+                    draft.growth.narrow(grow)
+                    draft.last = not len(draft.growth.frontier)
+                    level += [] if draft.last else [draft]
             if level:
                 self._grow(level, depth)
             depth += 1
@@ -233,11 +235,11 @@ class ModelDrafter:
 
 
 def _frontier_rows(draft: Growing) -> SequenceRows:
-    """A chain runs its newest node; a tree runs whole, because only rows of one forward can be told apart."""
+    """A chain runs its newest node, a tree all above its frontier too: only rows of one forward can be told apart."""
     context, tree = len(draft.tokens), draft.growth.tree()
     if max(draft.growth.shape.branching) == 1:
         at = context + len(tree) - 1
         return SequenceRows(tree.tokens[-1:], chain_parents(1), draft.slots[: at + 1], at, 1)
-    count = int(draft.growth.frontier[-1]) + 1  # what follows has no children
-    slots = draft.slots[: context + count]
-    return SequenceRows(tree.tokens[:count], tree.parents[:count], slots, context, len(draft.growth.frontier))
+    tree = kept(tree, with_ancestors(tree.parents, draft.growth.frontier))
+    slots = draft.slots[: context + len(tree)]
+    return SequenceRows(tree.tokens, tree.parents, slots, context, len(draft.growth.frontier))

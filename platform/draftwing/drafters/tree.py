@@ -74,6 +74,17 @@ def kept(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
     )
 
 
+def with_ancestors(parents: IntArray, nodes: IntArray) -> list[int]:
+    """The nodes and all above them, ascending."""
+    found: set[int] = set()
+    for node in nodes.tolist():
+        at = node
+        while at >= 0 and at not in found:
+            found.add(at)
+            at = int(parents[at])
+    return sorted(found)
+
+
 def merged(chains: Iterable[Seq[int]], shape: DraftShape, origins: list[int] | None = None) -> DraftTree:
     """Chains in order of preference as one prefix tree within the shape.
 

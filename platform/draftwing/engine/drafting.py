@@ -63,13 +63,15 @@ class _Asked:
         self._depths = np.array([shape.depth if shape.nodes else 0 for shape in plan.shapes])
         self.levels: list[BoolArray] = []
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
-        go = self._controller.deeper(depth, drafts) & (self._depths > depth)
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        found = zip(self._controller.deeper(depth, drafts), (self._depths > depth).tolist(), strict=True)
+        grow = [nodes if may else np.zeros_like(nodes) for nodes, may in found]
+        go = np.array([nodes.any() for nodes in grow], dtype=np.bool_)
         if depth < len(self.levels):
             self.levels[depth] = self.levels[depth] | go
         elif go.any():
             self.levels.append(go)
-        return go
+        return grow
 
 
 class Drafting:

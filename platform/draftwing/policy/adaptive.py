@@ -20,13 +20,12 @@ import numpy as np
 
 from draftwing.core import DraftShape, DraftTree, IntArray, StepPlan
 from draftwing.drafters.base import Controller, DrafterTraits, NullController
-from draftwing.drafters.tree import full_size
 from draftwing.policy.acceptance import AcceptanceModel
 from draftwing.policy.base import BoolArray, PlanInputs, StepResult
 from draftwing.policy.cost import Floats
 from draftwing.policy.guard import Guard, Speculated
 from draftwing.policy.live_costs import LiveCosts
-from draftwing.policy.nodes import Nodes, side_by_side
+from draftwing.policy.nodes import Nodes, grown_from, side_by_side
 from draftwing.policy.profile import Profile
 from draftwing.policy.rates import Rates
 from draftwing.policy.solver import Admitted, Ahead, admit, look_ahead, path_keys, survival
@@ -41,8 +40,6 @@ VERIFYING, CONFIDENT = (4, 40), (8, 128)  # without a verified node; where confi
 PLAIN = (16, 256)  # speculating steps after which one is plain, so that its time stays known
 CHANCE_WORTH = 0.1  # a latency target doesn't ask for nodes less likely than this
 KEEP_WORTH = 0.9
-RESHAPED = 8  # steps between two choices of the width
-NEARLY = 0.98  # of the best rate: means don't show what a wider draft gains by the choice among its nodes
 MOSTLY_PROMPTS = 0.13  # of a plain step's time: a step with more says little of decoding's own rate
 
 
@@ -97,12 +94,8 @@ class AdaptivePolicy:
     steps: int = 0
     context: int = 0  # cached tokens of a sequence, in the last step that decoded
     worth: float = 0.0
-    shapes: tuple[DraftShape, ...] = field(init=False)
-    shape: DraftShape = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shapes = narrower(self.largest)
-        self.shape = self.largest
         self.verifying = Turn(*(CONFIDENT if self.traits.confidence else VERIFYING))
         self.costs = self.profile.live_costs(self.traits)
         self.acceptance = deepcopy(self.profile.acceptance)
@@ -114,9 +107,6 @@ class AdaptivePolicy:
         able = np.flatnonzero((depth > 0) & (inputs.nodes_left > 0))
         if not len(able):
             return self._plan(inputs, able, "no room")
-        if len(self.shapes) > 1 and self.steps % RESHAPED == 0:
-            rates = [self.rate(inputs, able, shape) for shape in self.shapes]
-            self.shape = next(s for s, rate in zip(self.shapes, rates, strict=True) if rate >= NEARLY * max(rates))
         if not self.guard.allows():
             return self._plan(inputs, able[:0], "guard")
         if self.plain.due:
@@ -142,7 +132,7 @@ class AdaptivePolicy:
         requests = [inputs.requests[i] for i in able.tolist()]
         hopes = self.acceptance.undrafted(1, levels, inputs.classes[able], requests)
         order = np.argsort(-hopes[:, 0], kind="stable")
-        spent = self.costs.levels_ms(len(able), levels, widths(self.shape, 0, levels))
+        spent = self.costs.levels_ms(len(able), levels)
         steps = np.minimum(inputs.tokens_left[able] / 2, AMORTISE)
         spent[:, 1:] += np.cumsum((self.costs.catch_up_ms(inputs.behind[able].astype(np.float64)) / steps)[order])
         step_ms = self.costs.step_ms(inputs, len(able) * levels)
@@ -163,20 +153,6 @@ class AdaptivePolicy:
         step_ms[1:] += self.costs.levels_ms(batch, levels)[:, -1]
         return float((tokens / step_ms).max())
 
-    def rate(self, inputs: PlanInputs, able: IntArray, shape: DraftShape) -> float:
-        """Tokens per ms of the best part of this shape, drafted for all who may, by the mean chances."""
-        hopes, batch = self.acceptance.hoped[inputs.classes[able]].mean(axis=0), len(able)
-        spent = self.costs.levels_ms(batch, shape.depth, widths(shape, 0, shape.depth))[:, -1]
-        step_ms = self.costs.step_ms(inputs, batch * shape.nodes)[::batch]
-        level = seen = np.ones(1)
-        best = len(inputs) / float(step_ms[0])
-        for depth, width in enumerate(shape.branching):
-            level = np.outer(level, hopes[min(depth, len(hopes) - 1), :width]).ravel()
-            seen = np.concatenate([seen, level])[: shape.nodes + 1]
-            tokens = len(inputs) - batch + batch * np.cumsum(-np.sort(-seen))
-            best = max(best, float((tokens / (step_ms[: len(seen)] + spent[depth])).max()))
-        return best
-
     def _probed(self, able: IntArray) -> IntArray:
         """A few sequences, others each time."""
         count = min(PROBED, len(able))
@@ -185,7 +161,7 @@ class AdaptivePolicy:
     def _plan(self, inputs: PlanInputs, chosen: IntArray, reason: str) -> StepPlan:
         speculate = np.zeros(len(inputs), dtype=np.bool_)
         speculate[chosen] = True
-        return StepPlan(self.drafter, cut_to_room(self.shape, inputs, speculate), f"adaptive: {reason}")
+        return StepPlan(self.drafter, cut_to_room(self.largest, inputs, speculate), f"adaptive: {reason}")
 
     # while drafting
 
@@ -246,7 +222,8 @@ class AdaptivePolicy:
             accepted[start + right] = True
         speculated = bool(result.levels) and bool(verified.any() or result.draft_ms > CHEAP * plain_ms)
         behind = float(inputs.behind[result.levels[0]].sum()) if result.levels else 0.0
-        spent = self.costs.draft_ms(result, behind)
+        grown = grown_from(nodes, result.levels)
+        spent = self.costs.draft_ms(grown, behind)
         ms = spent + (float(self.costs.step_ms(inputs, int(verified.sum()))[-1]) if result.rows else 0.0)
         if len(nodes):
             labelled = verified & ((nodes.parents < 0) | accepted[nodes.parents])
@@ -268,7 +245,7 @@ class AdaptivePolicy:
             prompts_ms = plain_ms - self.costs.plain_ms(alone)
             if prompts_ms < MOSTLY_PROMPTS * plain_ms:
                 self.rates.learn(batch, tokens, self.promise(alone) * (result.step_ms - prompts_ms))
-        self.costs.learn(inputs, result)
+        self.costs.learn(inputs, result, grown)
         self.acceptance.forget(result.ended)
 
     def _learn_worth(self, inputs: PlanInputs, result: StepResult, hoped: float, ms: float) -> float:
@@ -286,23 +263,8 @@ def without_prompts(inputs: PlanInputs) -> PlanInputs:
     return replace(inputs, prefill_rows=0, prefill_context=0) if inputs.prefill_rows else inputs
 
 
-def narrower(largest: DraftShape) -> tuple[DraftShape, ...]:
-    """The shape itself, one with at most two children of the root, and a chain; a shape of named nodes alone."""
-    if largest.paths or max(largest.branching, default=1) == 1:
-        return (largest,)
-    rest = (1,) * (largest.depth - 1)
-    several = {largest.branching, (min(largest.branching[0], 2), *rest), (1, *rest)}
-    return tuple(DraftShape(one, min(full_size(one), largest.nodes)) for one in sorted(several, reverse=True))
-
-
-def widths(shape: DraftShape, depth: int, levels: int) -> IntArray:
-    """[levels]: nodes that a full draft of this shape has at a depth, at the next, ...: what its levels grow from."""
-    nodes = np.cumprod([1, *shape.branching, *[1] * levels])
-    return np.asarray(np.minimum(nodes[depth : depth + levels], max(shape.nodes, 1)))
-
-
 class _Stop:
-    """Asked before each depth of an incremental drafter: who goes on."""
+    """Asked before each depth of an incremental drafter: which nodes get children."""
 
     def __init__(self, policy: AdaptivePolicy, inputs: PlanInputs, plan: StepPlan) -> None:
         self._policy, self._inputs = policy, inputs
@@ -313,16 +275,23 @@ class _Stop:
     def _price(self) -> float:
         return self._policy.price(self._inputs)  # nothing is learned while drafting
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
         if depth == 0:
-            return np.asarray(self._depths > 0)
-        policy, inputs = self._policy, self._inputs
+            return [np.array([deepest > 0]) for deepest in self._depths.tolist()]
         nodes = side_by_side(drafts)
-        go = np.zeros(len(inputs), dtype=np.bool_)
+        chosen = self._chosen(depth, nodes)
+        batch = len(drafts)
+        grow = np.zeros(len(nodes) + batch, dtype=np.bool_)  # each draft's root before its nodes
+        grow[chosen + nodes.owner[chosen] + 1] = True
+        return np.split(grow, nodes.starts[1:-1] + np.arange(1, batch))
+
+    def _chosen(self, depth: int, nodes: Nodes) -> IntArray:
+        """The newest nodes that should get children."""
+        policy, inputs = self._policy, self._inputs
         newest = np.flatnonzero((nodes.depth == depth) & (self._depths[nodes.owner] > depth))
         newest = newest[np.diff(nodes.starts)[nodes.owner[newest]] < self._sizes[nodes.owner[newest]]]
         if not len(newest):
-            return go
+            return newest
         chances = policy.acceptance.chance(nodes, inputs.classes, inputs.requests)
         survivals = survival(path_keys(chances, nodes.parents, depth))
         owners = nodes.owner[newest]
@@ -335,5 +304,4 @@ class _Stop:
         step_ms = policy.costs.step_ms(inputs, len(nodes) + len(newest) * levels)
         spent = policy.costs.levels_ms(len(newest), levels)
         ahead = look_ahead(survivals, front[order], means, step_ms, self._price, spent)
-        go[owners[order[: ahead.sequences]]] = True
-        return go
+        return np.asarray(newest[order[: ahead.sequences]])

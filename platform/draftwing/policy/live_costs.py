@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwing.core import IntArray
 from draftwing.policy.base import PlanInputs, StepResult
 from draftwing.policy.cost import LEAST_MS, MEASURED_STEPS, Correction, CostModel, Floats, believed
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
@@ -68,29 +67,26 @@ class LiveCosts:
         """The step without drafts, as the latest plain steps tell."""
         return float(self.step_ms(inputs, 0)[0] * np.exp(self.plain_log))
 
-    def levels_ms(self, batch: int, levels: int, widths: IntArray | None = None) -> Floats:
-        """[h, B + 1]: drafting 1, 2, ... levels for 0, 1, ... sequences. widths [h]: nodes of a draft that each level
-        grows from, 1 if not given."""
+    def levels_ms(self, batch: int, levels: int) -> Floats:
+        """[h, B + 1]: drafting 1, 2, ... levels that grow from 0, 1, ... nodes each."""
         some = np.arange(batch + 1) > 0
-        each = np.ones(levels, dtype=np.int64) if widths is None or self.block else widths
-        once = np.where(some, self.model.draft(each[:, None] * np.arange(batch + 1)), 0.0)
-        spent = once if self.block else np.cumsum(once, axis=0)
+        once = np.where(some, self.model.draft(np.arange(batch + 1)), 0.0)
+        spent = once * np.ones((levels, 1)) if self.block else np.cumsum(np.tile(once, (levels, 1)), axis=0)
         return np.asarray((spent + self.model.transport_ms * some) * np.exp(self.draft_log))
 
     def catch_up_ms(self, tokens: Floats) -> Floats:
         """Of a drafter that missed so many tokens; 0 for none."""
         return np.where(tokens > 0, self.model.catch_up(tokens) * np.exp(self.draft_log), 0.0)
 
-    def draft_ms(self, result: StepResult, behind: float) -> float:
-        """What the model expects of the drafting that was done. behind: tokens caught up."""
-        if not result.levels:
+    def draft_ms(self, grown: Floats, behind: float) -> float:
+        """What the model expects of drafting. grown [h]: nodes each level grew from. behind: tokens caught up."""
+        if not len(grown):
             return 0.0
-        counts = np.array([level.sum() for level in result.levels], dtype=np.float64)
-        drafted = float(self.model.draft(counts).sum()) + self.model.transport_ms
+        drafted = float(self.model.draft(grown).sum()) + self.model.transport_ms
         return float((drafted + self.model.catch_up(behind) * (behind > 0)) * np.exp(self.draft_log))
 
-    def learn(self, inputs: PlanInputs, result: StepResult) -> None:
-        """From one step's times."""
+    def learn(self, inputs: PlanInputs, result: StepResult, grown: Floats) -> None:
+        """From one step's times. grown [h]: nodes that each level of drafts grew from."""
         if result.rows < 1:
             return
         taken = max(result.step_ms - result.draft_ms, LEAST_MS)
@@ -104,5 +100,5 @@ class LiveCosts:
         self.correction = self.correction.learned(result.rows, expected, taken)
         if result.levels:
             self._drafts += 1
-            predicted = self.draft_ms(result, float(inputs.behind[result.levels[0]].sum()))
+            predicted = self.draft_ms(grown, float(inputs.behind[result.levels[0]].sum()))
             self.draft_log += believed(predicted, result.draft_ms, self._drafts)

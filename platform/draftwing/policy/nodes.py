@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwing.core import DraftTree, FloatArray, IntArray
+from draftwing.policy.base import BoolArray
 from draftwing.policy.cost import Floats
 
 GRAIN = 1024  # confidences are rounded to so many parts, so that a logged one makes the same decision again
@@ -32,6 +33,14 @@ class Nodes:
 
     def __len__(self) -> int:
         return len(self.owner)
+
+
+def grown_from(nodes: Nodes, levels: Seq[BoolArray]) -> Floats:
+    """[h]: how many nodes, roots among them, each level of drafts grew from. levels [h][B]: see `StepResult`."""
+    parents = nodes.depth[np.unique(nodes.parents[nodes.parents >= 0])]
+    counts = np.bincount(parents, minlength=len(levels) + 1)[: len(levels)]
+    drafts = np.array([level.sum() for level in levels], dtype=np.int64)
+    return np.maximum(counts, drafts).astype(np.float64)  # a child may be no token of the vocabulary, and is left out
 
 
 def parts(confidences: FloatArray) -> Floats:

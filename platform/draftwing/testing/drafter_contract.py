@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 
@@ -20,7 +21,15 @@ import numpy as np
 import pytest
 
 from draftwing.core import NO_DRAFT, DraftShape, DraftTree, Request, SamplingParams, StepPlan
-from draftwing.drafters.base import Accepted, Drafter, FeatureRows, NullController, SequenceView, TargetInfo
+from draftwing.drafters.base import (
+    Accepted,
+    BoolArray,
+    Drafter,
+    FeatureRows,
+    NullController,
+    SequenceView,
+    TargetInfo,
+)
 from draftwing.drafters.validate import checked
 from draftwing.testing.drafters import View
 from draftwing.testing.faulty import FAULTS, FaultyDrafter
@@ -125,6 +134,38 @@ def same(one: DraftTree, other: DraftTree) -> bool:
     return bool(np.array_equal(one.tokens, other.tokens) and np.array_equal(one.parents, other.parents))
 
 
+def families(draft: DraftTree) -> dict[tuple[int, ...], list[int]]:
+    """The tokens of each node's children, by the tokens from the root, left out, to that node."""
+    paths: list[tuple[int, ...]] = []
+    found: dict[tuple[int, ...], list[int]] = {}
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        above = paths[parent] if parent >= 0 else ()
+        paths.append((*above, token))
+        found.setdefault(above, []).append(token)
+    return found
+
+
+class _Choosy:
+    """Chooses by chance; the root always. chosen: paths of the last draft's chosen nodes."""
+
+    def __init__(self) -> None:
+        self._draw = np.random.default_rng(0)
+        self.chosen: set[tuple[int, ...]] = set()
+
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        (draft,) = drafts
+        if depth == 0:
+            self.chosen = {()}
+            return [np.ones(1, dtype=np.bool_)]
+        grow = self._draw.random(1 + len(draft)) < 0.6
+        paths: list[tuple[int, ...]] = []
+        for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+            if grow[i + 1] and len(paths[i]) == depth:
+                self.chosen.add(paths[i])
+        return [grow]
+
+
 def footprint(root: object) -> tuple[int, int]:
     """Objects reachable from `root` and their bytes, not counting code, classes and modules."""
     code = (ModuleType, type, FunctionType, BuiltinFunctionType, CodeType, FrameType)
@@ -178,6 +219,25 @@ class DrafterContract:
                 assert same(sound[0], drafts[0]), "siblings share a token"
                 assert (drafts[0].confidences is not None) == (life.drafter.traits.confidence and len(drafts[0]) > 0)
             life.step(self.shapes(life.drafter)[1])
+
+    def test_only_chosen_nodes_get_children(self, live: Start) -> None:
+        """And they get the same ones as if all were chosen."""
+        life = live(1)
+        if life.drafter.traits.stop == "block":
+            pytest.skip("asks nobody while it drafts")
+        widest = DraftShape((3, 2, 1) if life.drafter.traits.trees else (1, 1, 1), 15)
+        plan = StepPlan("it", (widest.cut(life.drafter.traits.max_depth, 15),))
+        choosy = _Choosy()
+        for _ in range(8):
+            (full,) = life.drafter.propose([life.view], plan, NullController())
+            (draft,) = life.drafter.propose([life.view], plan, choosy)
+            assert len(draft) <= len(full)
+            known = families(full)
+            for path, children in families(draft).items():
+                assert path in choosy.chosen
+                assert path not in known or known[path] == children
+            assert all(path in families(draft) for path in choosy.chosen if path in known)
+            life.commit(full)
 
     def test_no_draft_means_none(self, live: Start) -> None:
         life = live(1)

@@ -97,7 +97,7 @@ class World:
             return [depths > 0]
         controller, levels = self.policy.controller(inputs, self.policy.decide(inputs)), []
         for depth in range(int(depths.max())):
-            go = controller.deeper(depth, drafts) & (depths > depth)
+            go = np.array([nodes.any() for nodes in controller.deeper(depth, drafts)]) & (depths > depth)
             if not go.any():
                 break
             levels.append(go)

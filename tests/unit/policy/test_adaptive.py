@@ -12,11 +12,11 @@ from draftwing.core import DraftShape, DraftTree, Request, SamplingParams
 from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.drafters.base import Drafter, DrafterTraits
 from draftwing.drafters.ngram import NgramDrafter
-from draftwing.drafters.tree import shape_of
+from draftwing.drafters.tree import depths
 from draftwing.errors import ConfigError
 from draftwing.policy.acceptance import AcceptanceModel
-from draftwing.policy.adaptive import AdaptivePolicy, narrower, widths
-from draftwing.policy.base import PlanInputs, StepResult
+from draftwing.policy.adaptive import AdaptivePolicy
+from draftwing.policy.base import BoolArray, PlanInputs, StepResult
 from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
 from draftwing.policy.guard import LEAST_STEPS
@@ -93,26 +93,32 @@ ROWS = CostCurves(
 )
 
 
-@pytest.mark.parametrize(
-    ("curves", "first", "siblings", "batch", "branching"),
-    [
-        (LEVELS, 0.5, 0.25, 1, (3, 2, 1)),
-        (LEVELS, 0.9, 0.0, 1, (3, 2, 1)),  # no worse, and nodes may be chosen among
-        (ROWS, 0.9, 0.05, 8, (1, 1, 1)),
-        (ROWS, 0.8, 0.15, 8, (1, 1, 1)),
-    ],
-)
-def test_the_width_follows_the_costs(
-    curves: CostCurves, first: float, siblings: float, batch: int, branching: tuple[int, ...]
-) -> None:
+def chosen(costs: CostModel, batch: int, room: int = 15) -> list[list[int]]:
+    """Of drafts that are a likely node, one that it leaves little, and a last one: which get children, from 1 on."""
+    sure = np.array([0.95, 0.9, 0.01], dtype=np.float32)
+    draft = DraftTree(np.array([1, 2, 3]), np.array([-1, -1, -1]), sure)
     traits = DrafterTraits(kind="token", stop="incremental", trees=True, confidence=True, max_depth=3)
-    policy = AdaptivePolicy("it", WIDE, traits, Profile(CostModel.fit(curves), frozen=True))
-    policy.acceptance.hoped[:, :, 0] = first
-    policy.acceptance.hoped[:, :, 1:] = siblings
+    policy = AdaptivePolicy("it", WIDE, traits, Profile(costs, frozen=True))
+    policy.acceptance.rank[:] = 0.0
+    policy.acceptance.prior[:, :2] = 1.0
+    policy.acceptance.hoped[:, :, 0] = 0.9
     none, all_of_them = np.zeros(batch, dtype=np.int64), np.ones(batch, dtype=np.bool_)
     names = tuple(map(str, range(batch)))
-    policy.decide(PlanInputs(all_of_them, none + 50, none + 50, none, none, none, ~all_of_them, names))
-    assert policy.shape.branching == branching
+    inputs = PlanInputs(all_of_them, none + 50, none + room, none, none, none, ~all_of_them, names)
+    controller = policy.controller(inputs, policy.decide(inputs))
+    assert [nodes.tolist() for nodes in controller.deeper(0, [DraftTree.empty()] * batch)] == [[True]] * batch
+    return [np.flatnonzero(nodes).tolist() for nodes in controller.deeper(1, [draft] * batch)]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_only_nodes_that_are_worth_it_get_children(batch: int) -> None:
+    assert chosen(CostModel.fit(ROWS), batch) == [[1]] * batch
+    assert all(nodes[:2] == [1, 2] for nodes in chosen(CostModel.fit(LEVELS), batch))  # all for the price of one
+
+
+def test_a_draft_without_room_for_children_gets_none() -> None:
+    assert chosen(FLAT, 2, room=3) == [[], []]
+    assert chosen(FLAT, 2, room=4) != [[], []]
 
 
 def looking(largest: DraftShape) -> Ahead:
@@ -125,34 +131,9 @@ def looking(largest: DraftShape) -> Ahead:
     return policy.ahead(inputs, np.arange(8))[0]
 
 
-def test_levels_from_the_roots_are_priced_by_the_nodes_they_grow_from() -> None:
-    chain, tree = looking(DraftShape((1, 1, 1), 3)), looking(WIDE)
-    assert chain.levels == 3
-    assert tree.gain < chain.gain
-
-
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_nobody_looks_deeper_than_may_be_drafted(depth: int) -> None:
     assert looking(DraftShape((1,) * depth, depth)).levels == depth
-
-
-def test_narrower_shapes_are_parts_of_the_largest() -> None:
-    assert [s.branching for s in narrower(WIDE)] == [(3, 2, 1), (2, 1, 1), (1, 1, 1)]
-    assert [s.branching for s in narrower(DraftShape((1, 1), 2))] == [(1, 1)]
-    assert [s.branching for s in narrower(DraftShape((1, 2), 3))] == [(1, 2), (1, 1)]
-    named = shape_of([(0,), (1,), (1, 0)])
-    assert narrower(named) == (named,)
-    for one in narrower(DraftShape((3, 2, 1), 4)):
-        assert one.nodes <= 4
-
-
-def test_levels_grow_from_as_many_nodes_as_a_full_draft_has() -> None:
-    assert widths(WIDE, 0, 3).tolist() == [1, 3, 6]
-    assert widths(WIDE, 1, 3).tolist() == [3, 6, 6]
-    assert widths(DraftShape((3, 2, 1), 4), 0, 3).tolist() == [1, 3, 4]
-    costs = Profile(CostModel.fit(LEVELS), frozen=True).live_costs(DrafterTraits(kind="token", stop="incremental"))
-    assert costs.levels_ms(2, 3, widths(WIDE, 0, 3))[:, 0].tolist() == [0.0, 0.0, 0.0]
-    assert costs.levels_ms(2, 2)[:, 1] == pytest.approx([5.0, 10.0])
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -296,11 +277,19 @@ def test_a_logged_run_is_decided_again_step_for_step(block: bool, tmp_path: Path
         plan, levels, cut = again(policy, step)
         assert plan == step.plan
         if not block:
-            assert [level.tolist() for level in levels] == [level.tolist() for level in step.result.levels]
+            grew = [[bool(nodes.any()) for nodes in level] for level in levels]
+            assert grew == [level.tolist() for level in step.result.levels]
+            assert all(map(grown_as_chosen, step.result.drafts, zip(*levels, strict=True)))
         assert [nodes.tolist() for nodes in cut] == [nodes.tolist() for nodes in step.result.verified]
         cuts += sum(map(len, step.result.drafts)) > sum(map(len, cut))
     assert cuts > 3
     assert any(step.plan.reason == "adaptive: drafts" for step in steps)
+
+
+def grown_as_chosen(draft: DraftTree, levels: tuple[BoolArray, ...]) -> bool:
+    """Whether every node's parent was chosen at its depth."""
+    at = depths(draft.parents).tolist()
+    return all(levels[depth - 1][parent + 1] for depth, parent in zip(at, draft.parents.tolist(), strict=True))
 
 
 def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:

@@ -95,9 +95,12 @@ class _Restless:
     def __init__(self, policy: RestlessPolicy) -> None:
         self._policy = policy
 
-    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> BoolArray:
-        sizes = [len(draft) for draft in drafts]
-        return np.array([self._policy._draw(f"go {depth} {size}", i, 4) > 0 for i, size in enumerate(sizes)])
+    def deeper(self, depth: int, drafts: Seq[DraftTree]) -> list[BoolArray]:
+        draw = self._policy._draw
+        return [
+            np.array([draw(f"go {depth} {len(draft)} {node}", i, 4) > 0 for node in range(len(draft) + 1)])
+            for i, draft in enumerate(drafts)
+        ]
 
 
 class Logged:
