@@ -12,7 +12,8 @@ on the newest labels, with an information that forgets by the label, so old text
 Estimated given confidence, not by position alone, because which positions are reached depends on the policy itself.
 
 A node that is not drafted yet has no x: its chance is the mean of what the model gave the nodes drafted there of late,
-verified or not, since those that are verified were picked for being likely.
+verified or not, since those that are verified were picked for being likely. It counts only if its parent is accepted:
+so each weighs as much as its parent's survival, and the product of the means is the mean survival.
 
 Shapes: M nodes of all drafts, B sequences.
 """
@@ -28,6 +29,7 @@ from draftwing.core import IntArray
 from draftwing.policy.base import CLASSES, BoolArray
 from draftwing.policy.cost import Floats
 from draftwing.policy.nodes import Nodes
+from draftwing.policy.solver import path_keys, survival
 
 WEIGHTS = 3  # of a cell: slopes above and below even odds, and b
 DEPTHS, RANKS = 16, 8  # deeper and later ones share the last entry
@@ -91,7 +93,7 @@ class AcceptanceModel:
     common: Weights = field(default_factory=lambda: Weights(CLASSES))
     own: Weights = field(default_factory=lambda: Weights(CLASSES * DEPTHS))
     hoped: Floats = field(init=False)
-    _seen: Floats = field(init=False)  # [2, CLASSES, DEPTHS, RANKS]: sums of chances, and of nodes
+    _seen: Floats = field(init=False)  # [2, CLASSES, DEPTHS, RANKS]: sums of weighted chances, and of weights
 
     def __post_init__(self) -> None:
         self.rank = self.rank.copy()
@@ -177,9 +179,11 @@ class AcceptanceModel:
 
     def _learn_hopes(self, nodes: Nodes, at: IntArray, chance: Floats, shared: BoolArray) -> None:
         seen, shape = shared[nodes.owner], self.hoped.shape
+        alive = survival(path_keys(chance, nodes.parents, int(nodes.depth.max())))
+        weight = np.where(nodes.parents < 0, 1.0, alive[nodes.parents])[seen]
         cell = (at * RANKS + np.minimum(nodes.rank, RANKS - 1))[seen]
-        new = np.stack([np.bincount(cell, weight, self.hoped.size) for weight in (chance[seen], np.ones(len(cell)))])
-        kept = np.maximum(KEEP_SHIFT ** new[1], KEEP_STEP)
+        new = np.stack([np.bincount(cell, each, self.hoped.size) for each in (weight * chance[seen], weight)])
+        kept = np.maximum(KEEP_SHIFT ** np.bincount(cell, minlength=self.hoped.size), KEEP_STEP)
         self._seen = (kept * self._seen.reshape(2, -1) + new).reshape(2, *shape)
         sums, counts = self._seen.sum(axis=1)
         everyone = (sums + PRIOR_LABELS * self._prior_hopes()) / (counts + PRIOR_LABELS)

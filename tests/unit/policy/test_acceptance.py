@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,11 +68,25 @@ def test_depths_never_reached_follow_the_others_and_other_classes_keep_the_prior
 
 def test_what_is_hoped_of_undrafted_nodes_is_the_mean_of_what_is_drafted_verified_or_not() -> None:
     model, unseen = AcceptanceModel(), np.zeros(4, dtype=np.bool_)
-    odds = np.array([3.0, 3.0, -3.0, -3.0])
+    odds = np.array([3.0, 3.0, 3.0, -3.0])
     for _ in range(60):
         model.learn(nodes_of(np.arange(1, 5), odds), unseen, unseen, GREEDY, ["r"], np.array([True]))
     hoped = model.undrafted(1, 4, GREEDY, ["r"])[0]
     assert hoped == pytest.approx(model.chance(nodes_of(np.arange(1, 5), odds), GREEDY, ["r"]), abs=0.03)
+
+
+def test_the_product_of_the_hopes_is_the_mean_survival() -> None:
+    """Half of the drafts end at once, and what they hold deeper says little: nobody gets there."""
+    model, unseen = AcceptanceModel(), np.zeros(6, dtype=np.bool_)
+    odds = np.array([7.0, 7.0, 7.0, -7.0, -7.0, -7.0])
+    nodes = replace(nodes_of(np.tile(np.arange(1, 4), 2), odds), owner=np.repeat([0, 1], 3))
+    nodes = replace(nodes, parents=np.array([-1, 0, 1, -1, 3, 4]), starts=np.array([0, 3, 6]))
+    two = np.array([0, 0])
+    for _ in range(200):
+        model.learn(nodes, unseen, unseen, two, ["a", "b"], np.array([True, True]))
+    chances = model.chance(nodes, two, ["a", "b"]).reshape(2, 3)
+    hoped = np.cumprod(model.undrafted(1, 3, GREEDY, ["new"])[0])
+    assert hoped == pytest.approx(np.cumprod(chances, axis=1).mean(axis=0), abs=0.03)
 
 
 def test_distorted_requests_move_nothing_shared() -> None:
