@@ -51,3 +51,50 @@ def test_the_frontier_is_the_best_of_all_children() -> None:
     growth.add(np.array([[7, 8], [9, 0]]), np.array([[0.2, 0.1], [0.3, 0.2]]), 10)
     assert growth.tree().tokens.tolist() == [4, 5, 1, 2, 3]
     assert growth.tree().parents.tolist() == [-1, -1, 0, 0, 1]
+
+
+@given(
+    top_k=st.integers(1, 4),
+    depth=st.integers(2, 4),
+    nodes=st.integers(0, 20),
+    ties=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_what_can_no_longer_be_in_the_tree_is_not_drafted_on(
+    top_k: int, depth: int, nodes: int, ties: bool, seed: int
+) -> None:
+    """To let every node of the tree have children is to change nothing but the rows that are run for it."""
+    shape = DraftShape((top_k,) * depth, nodes)
+
+    def grown(narrowing: bool) -> tuple[DynamicGrowth, int]:
+        growth, rows = DynamicGrowth(shape), 0
+        for _ in range(depth):
+            tree = growth.tree()
+            if narrowing:
+                growth.narrow(np.ones(1 + len(tree), dtype=np.bool_))
+            if not len(growth.frontier):
+                break
+            rows += len(growth.frontier)
+            draws = [np.random.default_rng([seed, *path]) for path in growth.paths.tolist()]
+            tokens = np.array([draw.permutation(12)[:top_k] for draw in draws])
+            sure = np.array([np.full(top_k, 0.5) if ties else -np.sort(-draw.random(top_k)) for draw in draws])
+            growth.add(tokens, sure.astype(np.float32), 12)
+        return growth, rows
+
+    (one, fewer), (other, rows) = grown(True), grown(False)
+    assert fewer <= rows
+    assert one.tree().tokens.tolist() == other.tree().tokens.tolist()
+    assert one.tree().parents.tolist() == other.tree().parents.tolist()
+
+
+def test_only_chosen_nodes_of_the_tree_get_children() -> None:
+    growth = DynamicGrowth(DraftShape((2, 2, 2), 3))
+    growth.add(np.array([[4, 5]]), np.array([[0.6, 0.3]]), 10)
+    growth.add(np.array([[1, 2], [3, 6]]), np.array([[0.9, 0.1], [0.5, 0.4]]), 10)
+    assert growth.paths.tolist() == [[4, 1], [5, 3]]
+    assert growth.tree().tokens.tolist() == [4, 5, 1]  # 3 is not among the best
+    growth.narrow(np.array([False, False, True, True]))
+    assert growth.paths.tolist() == [[4, 1]]
+    assert growth.above.tolist() == [0]
+    growth.narrow(np.array([True, True, True, False]))
+    assert growth.ended

@@ -77,3 +77,18 @@ def test_what_children_were_drawn_from_is_found_at_their_parent(shape: DraftShap
 
 def test_nothing_grown_is_the_empty_draft() -> None:
     assert len(Growth(DraftShape()).tree()) == 0
+
+
+@pytest.mark.parametrize("shape", [shape_of(PATHS), DraftShape((3, 2, 2), 30)], ids=str)
+def test_only_chosen_nodes_get_children(shape: DraftShape) -> None:
+    """Of the newest level; above tells the place of each one's parent in the frontier before."""
+    growth, sure = Growth(shape), np.full((3, 3), 0.5, dtype=np.float32)
+    growth.add(np.array([[1, 2, 3]]), sure[:1], VOCAB)
+    growth.narrow(np.array([True, False, False, True]))
+    assert growth.frontier.tolist() == [2]
+    growth.add(np.array([[4, 5, 6]]), sure[:1], VOCAB)
+    assert growth.tree().parents.tolist()[3:] == ([2] if shape.paths else [2, 2])
+    assert growth.above.tolist() == [0] * len(growth.frontier)
+    assert growth.paths.tolist()[0] == [3, 4]
+    growth.narrow(np.zeros(1 + growth.size, dtype=np.bool_))
+    assert growth.ended
