@@ -7,11 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from draftwing.core import DraftShape, DraftTree, StepPlan
 from draftwing.drafters.base import BoolArray, Controller, DrafterTraits, SequenceView, TokenDrafter
-from draftwing.drafters.tree import children, depths, kept
+from draftwing.drafters.tree import children, full_size, kept, shape_of
 from draftwing.errors import ConfigError
 from draftwing_tuner.trace import Trace
 
@@ -120,17 +118,24 @@ def within(tree: DraftTree, branching: Seq[int]) -> DraftTree:
 
 
 def largest_shape(trace: Trace, name: str) -> DraftShape:
-    """The branching of the widest stored tree, by depth, and its nodes."""
-    widths: list[int] = []
+    """The nodes that stored trees have: a static tree, if all are parts of the largest one, else their widths."""
+    seen: set[tuple[int, ...]] = set()
     most = 0
     for proposals in trace.proposals[name]:
         for position in range(len(proposals.starts) - 1):
             tree = proposals.at(position)
             most = max(most, len(tree))
-            at = depths(tree.parents)
-            family = np.unique(tree.parents, return_counts=True)
-            for parent, count in zip(*(column.tolist() for column in family), strict=True):
-                depth = 0 if parent < 0 else int(at[parent])
-                widths += [0] * (depth + 1 - len(widths))
-                widths[depth] = max(widths[depth], count)
-    return DraftShape(tuple(widths), most)
+            seen.update(rank_paths(tree))
+    shape = shape_of(seen)
+    named = len(seen) == most < full_size(shape.branching)
+    return shape if named else DraftShape(shape.branching, min(most, full_size(shape.branching)))
+
+
+def rank_paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Each node as the ranks of itself and of those above it."""
+    found: list[tuple[int, ...]] = []
+    born: dict[int, int] = {}
+    for parent in tree.parents.tolist():
+        born[parent] = rank = born.get(parent, -1) + 1
+        found.append((*(found[parent] if parent >= 0 else ()), rank))
+    return found

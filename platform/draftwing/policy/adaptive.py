@@ -25,7 +25,7 @@ from draftwing.policy.base import BoolArray, PlanInputs, StepResult
 from draftwing.policy.cost import Floats
 from draftwing.policy.guard import Guard, Speculated
 from draftwing.policy.live_costs import LiveCosts
-from draftwing.policy.nodes import Nodes, grown_from, side_by_side
+from draftwing.policy.nodes import Nodes, grown_from, may_grow, side_by_side
 from draftwing.policy.profile import Profile
 from draftwing.policy.rates import Rates
 from draftwing.policy.solver import Admitted, Ahead, admit, look_ahead, path_keys, survival
@@ -290,6 +290,8 @@ class _Stop:
         policy, inputs = self._policy, self._inputs
         newest = np.flatnonzero((nodes.depth == depth) & (self._depths[nodes.owner] > depth))
         newest = newest[np.diff(nodes.starts)[nodes.owner[newest]] < self._sizes[nodes.owner[newest]]]
+        if paths := policy.largest.paths:
+            newest = newest[may_grow(nodes, paths)[newest]]
         if not len(newest):
             return newest
         chances = policy.acceptance.chance(nodes, inputs.classes, inputs.requests)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,6 +42,28 @@ def grown_from(nodes: Nodes, levels: Seq[BoolArray]) -> Floats:
     counts = np.bincount(parents, minlength=len(levels) + 1)[: len(levels)]
     drafts = np.array([level.sum() for level in levels], dtype=np.int64)
     return np.maximum(counts, drafts).astype(np.float64)  # a child may be no token of the vocabulary, and is left out
+
+
+@lru_cache(maxsize=8)
+def _places(paths: tuple[tuple[int, ...], ...]) -> IntArray:
+    """[n + 2, W + 1]: of the root and each node of a static tree, the place of its child of each rank; n + 1: none."""
+    place = {path: i for i, path in enumerate([(), *paths])}
+    found = np.full((len(place) + 1, 2 + max(path[-1] for path in paths)), len(place))
+    for path in paths:
+        found[place[path[:-1]], path[-1]] = place[path]
+    return found
+
+
+def may_grow(nodes: Nodes, paths: tuple[tuple[int, ...], ...]) -> BoolArray:
+    """[M]: whether the static tree of these paths (see `DraftShape`) has children below each node."""
+    child = _places(paths)
+    rank = np.minimum(nodes.rank, child.shape[1] - 1)
+    at = np.zeros(len(nodes), dtype=np.int64)
+    for depth in range(1, int(nodes.depth.max(initial=0)) + 1):
+        here = np.flatnonzero(nodes.depth == depth)
+        above = nodes.parents[here]
+        at[here] = child[np.where(above < 0, 0, at[above]), rank[here]]
+    return np.asarray((child[at] < len(child) - 1).any(axis=1))
 
 
 def parts(confidences: FloatArray) -> Floats:

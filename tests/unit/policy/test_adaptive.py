@@ -21,6 +21,7 @@ from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
 from draftwing.policy.guard import LEAST_STEPS
 from draftwing.policy.modes import OffPolicy, parse_mode
+from draftwing.policy.nodes import may_grow, side_by_side
 from draftwing.policy.profile import Profile
 from draftwing.policy.solver import Ahead
 from draftwing.testing.mock_draft_model import MockDraftModel
@@ -114,6 +115,21 @@ def chosen(costs: CostModel, batch: int, room: int = 15) -> list[list[int]]:
 def test_only_nodes_that_are_worth_it_get_children(batch: int) -> None:
     assert chosen(CostModel.fit(ROWS), batch) == [[1]] * batch
     assert all(nodes[:2] == [1, 2] for nodes in chosen(CostModel.fit(LEVELS), batch))  # all for the price of one
+
+
+def test_nodes_below_which_a_static_tree_has_none_get_no_children() -> None:
+    paths = ((0,), (1,), (2,), (0, 0), (2, 0), (2, 1), (2, 0, 0), (2, 1, 0))
+    sizes = [3, 5]
+    drafts = [
+        DraftTree(np.arange(3), np.array([-1, -1, -1])),
+        DraftTree(np.arange(5), np.array([-1, -1, -1, 2, 2])),
+    ]
+    nodes = side_by_side(drafts)
+    first, second = np.split(may_grow(nodes, paths), [sizes[0]])
+    assert first.tolist() == [True, False, True]
+    assert second.tolist() == [True, False, True, True, True]
+    beyond = side_by_side([DraftTree(np.arange(6), np.array([-1, -1, -1, -1, 3, 1]))])  # of no node that is named
+    assert may_grow(beyond, paths).tolist() == [True, False, True, False, False, False]
 
 
 def test_a_draft_without_room_for_children_gets_none() -> None:

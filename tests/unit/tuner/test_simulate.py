@@ -25,7 +25,7 @@ from draftwing.testing.mock_target import MockBehaviour, MockTarget
 from draftwing.testing.run_engine import assert_idle, make_engine
 from draftwing_tuner.replay import ReplayDrafter, answer_of, largest_shape, within
 from draftwing_tuner.simulate import Arrivals, Closed, Scripted, Simulation, asks, drive
-from draftwing_tuner.trace import Trace
+from draftwing_tuner.trace import Proposals, Trace
 from draftwing_tuner.virtual import PricedDrafter, PricedRunner, Prices, VirtualClock
 from tests.unit.tuner.traces import VOCABULARY, Logged, RestlessPolicy, made_up_trace
 
@@ -221,6 +221,21 @@ def test_the_largest_shape_covers_every_stored_tree() -> None:
         for at in range(len(proposals.starts) - 1):
             assert within(proposals.at(at), shape.branching) is not None
             assert len(within(proposals.at(at), shape.branching)) == len(proposals.at(at)) <= shape.nodes
+
+
+def test_the_largest_shape_names_the_nodes_of_a_tree_that_is_not_full() -> None:
+    """So nobody waits for children that no stored tree has."""
+    chain, wide = [-1, 0, 1, 2], [-1, -1, 0, 0, 1]
+    trees = [DraftTree(np.arange(len(parents)), np.array(parents)) for parents in (chain[:2], [-1, -1, 0, 2], wide)]
+    answer = made_up_trace(1).requests[0]
+
+    def shape(*drafts: DraftTree) -> DraftShape:
+        some = Proposals.of([drafts[i % len(drafts)] for i in range(len(answer.output))])
+        return largest_shape(Trace((answer,), {"it": (some,)}, {}), "it")
+
+    assert shape(*trees[:2]).paths == ((0,), (1,), (0, 0), (0, 0, 0))
+    assert shape(trees[0]) == DraftShape((1, 1), 2)
+    assert shape(*trees) == DraftShape((2, 2, 1), 5)  # none of them is all of it
 
 
 def test_requests_find_their_answers() -> None:
