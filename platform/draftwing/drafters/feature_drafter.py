@@ -28,7 +28,7 @@ from draftwing.drafters.base import Accepted, Controller, DrafterTraits, Feature
 from draftwing.drafters.children import children
 from draftwing.drafters.dynamic_growth import DynamicGrowth
 from draftwing.drafters.filled_blocks import FilledBlocks
-from draftwing.drafters.growth import Growth, level_rows, most_children, share
+from draftwing.drafters.growth import Growth, level_by_level, level_rows, most_children, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.engine import attention
 from draftwing.engine.attention import AttentionContext, KVShape
@@ -198,19 +198,7 @@ class FeatureDrafter:
         live = [draft for draft in drafts if draft is not None]
         self._keep_chains(live)
         self._run_bases(live)
-        depth = 0
-        while not all(draft.last for draft in live):
-            trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
-            level = []
-            for draft, grow in zip(drafts, controller.deeper(depth, trees), strict=True):
-                if draft is not None and not draft.last:
-                    draft.growth.narrow(grow)
-                    draft.last = not len(draft.growth.frontier)
-                    level += [] if draft.last else [draft]
-            if level:
-                self._grow(level, depth)
-            depth += 1
-        return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
+        return level_by_level(drafts, controller, self._grow)
 
     @torch.inference_mode()
     def _take(self, sequences: Seq[SequenceView], features: Seq[FeatureRows] | None) -> None:

@@ -7,13 +7,14 @@ the level's depth.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from draftwing.core import DraftShape, DraftSources, DraftTree, FloatArray, IntArray
-from draftwing.drafters.base import BoolArray
+from draftwing.drafters.base import BoolArray, Controller
 from draftwing.drafters.children import Children
 from draftwing.engine.processors import SampleRows, SamplerState
 
@@ -135,6 +136,39 @@ class Growth:
             np.concatenate(part) for part in zip(*((s.ids, s.weights) for _, s in self._sources), strict=True)
         )
         return DraftSources(ids[place], weights[place])
+
+
+class Drafted(Protocol):
+    """What a drafter keeps of a draft while it grows. last: it grows no more."""
+
+    last: bool
+
+    @property
+    def growth(self) -> Growing: ...
+
+
+Draft = TypeVar("Draft", bound=Drafted)
+
+
+def level_by_level(
+    drafts: Seq[Draft | None], controller: Controller, grow: Callable[[list[Draft], int], None]
+) -> list[DraftTree]:
+    """The trees [B] that the controller lets grow. grow: gives the frontiers of some drafts, all at one depth, their
+    children, and says whose level was the last."""
+    depth = 0
+    while True:
+        trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
+        if all(draft is None or draft.last for draft in drafts):
+            return trees
+        level = []
+        for draft, chosen in zip(drafts, controller.deeper(depth, trees), strict=True):
+            if draft is not None and not draft.last:
+                draft.growth.narrow(chosen)
+                draft.last = not len(draft.growth.frontier)
+                level += [] if draft.last else [draft]
+        if level:
+            grow(level, depth)
+        depth += 1
 
 
 def narrowed(growth: Growing, chosen: BoolArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -31,7 +31,7 @@ from draftwing.drafters.base import (
 from draftwing.drafters.children import children
 from draftwing.drafters.draft_model import DraftModelOptions
 from draftwing.drafters.filled_blocks import FilledBlocks
-from draftwing.drafters.growth import Growth, level_rows, most_children, share
+from draftwing.drafters.growth import Growth, level_by_level, level_rows, most_children, share
 from draftwing.drafters.sampled import Sampled
 from draftwing.drafters.small_model import SmallModel, load_small_model
 from draftwing.drafters.tree import kept, with_ancestors
@@ -111,24 +111,13 @@ class ModelDrafter:
             self._start(sequence, shape, more) if shape.nodes and shape.depth else None
             for sequence, shape, more in zip(sequences, plan.shapes, bases, strict=True)
         ]
-        depth = 0
-        while any(draft is not None and not draft.last for draft in drafts):
-            trees = [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
-            level = []
-            for draft, grow in zip(drafts, controller.deeper(depth, trees), strict=True):
-                if draft is not None and not draft.last:
-                    draft.growth.narrow(grow)
-                    draft.last = not len(draft.growth.frontier)
-                    level += [] if draft.last else [draft]
-            if level:
-                self._grow(level, depth)
-            depth += 1
+        trees = level_by_level(drafts, controller, self._grow)
         for sequence, draft in zip(sequences, drafts, strict=True):
             if draft is not None:
                 chain = max(draft.growth.shape.branching) == 1
                 draft.state.chained = max(draft.growth.size - 1, 0) if chain and base is None else 0
                 draft.state.kv_len = min(draft.state.kv_len, len(sequence.tokens))
-        return [DraftTree.empty() if draft is None else draft.growth.tree() for draft in drafts]
+        return trees
 
     def commit(
         self, sequences: Seq[SequenceView], accepted: Seq[Accepted], features: Seq[FeatureRows] | None = None

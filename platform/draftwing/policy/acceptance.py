@@ -129,7 +129,7 @@ class AcceptanceModel:
         requests: Seq[str],
         shared: BoolArray,
     ) -> Floats:
-        """[M]: the chances that it had given the nodes, before it learned from them.
+        """[M]: the nodes' survival by the chances that it had given them, before it learned from them.
 
         labelled [M]: the node was verified and its parent accepted; others say nothing but what was drafted.
 
@@ -152,8 +152,9 @@ class AcceptanceModel:
             self.classes[c].learn(*sums, SHRINK_CLASS)
         if (used := labelled & shared[nodes.owner]).any():
             self._learn_depths(nodes, at, np.where(used, error, 0.0), np.where(used, curvature, 0.0), used)
-        self._learn_hopes(nodes, at, chance, shared)
-        return chance
+        alive = survival(path_keys(chance, nodes.parents, int(nodes.depth.max())))
+        self._learn_hopes(nodes, at, chance, alive, shared)
+        return alive
 
     def forget(self, requests: Seq[str]) -> None:
         for request in requests:
@@ -177,9 +178,9 @@ class AcceptanceModel:
         first = self.prior_mean[:, None]
         return np.asarray(first * (1 - first) ** np.arange(RANKS))
 
-    def _learn_hopes(self, nodes: Nodes, at: IntArray, chance: Floats, shared: BoolArray) -> None:
+    def _learn_hopes(self, nodes: Nodes, at: IntArray, chance: Floats, alive: Floats, shared: BoolArray) -> None:
+        """alive [M]: survival."""
         seen, shape = shared[nodes.owner], self.hoped.shape
-        alive = survival(path_keys(chance, nodes.parents, int(nodes.depth.max())))
         weight = np.where(nodes.parents < 0, 1.0, alive[nodes.parents])[seen]
         cell = (at * RANKS + np.minimum(nodes.rank, RANKS - 1))[seen]
         new = np.stack([np.bincount(cell, each, self.hoped.size) for each in (weight * chance[seen], weight)])

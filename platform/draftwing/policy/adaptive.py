@@ -228,8 +228,8 @@ class AdaptivePolicy:
         if len(nodes):
             labelled = verified & ((nodes.parents < 0) | accepted[nodes.parents])
             shared = ~inputs.distorted
-            chances = self.acceptance.learn(nodes, accepted, labelled, inputs.classes, inputs.requests, shared)
-            hoped = float(survival(path_keys(chances, nodes.parents, int(nodes.depth.max())))[verified].sum())
+            alive = self.acceptance.learn(nodes, accepted, labelled, inputs.classes, inputs.requests, shared)
+            hoped = float(alive[verified].sum())
         gain = self._learn_worth(inputs, result, hoped, ms) if result.levels else 0.0
         made = Speculated(tokens, batch * result.step_ms / plain_ms, result.step_ms, batch + hoped, ms)
         self.guard.observe(made if speculated else None)

@@ -12,7 +12,7 @@ from draftwing.core import DraftShape, DraftTree, Request, SamplingParams
 from draftwing.decisions.log import LoggedPolicy, Origin, again, read_log, replayed
 from draftwing.drafters.base import Drafter, DrafterTraits
 from draftwing.drafters.ngram import NgramDrafter
-from draftwing.drafters.tree import depths
+from draftwing.drafters.tree import depths, shape_of
 from draftwing.errors import ConfigError
 from draftwing.policy.acceptance import AcceptanceModel
 from draftwing.policy.adaptive import AdaptivePolicy
@@ -21,7 +21,7 @@ from draftwing.policy.cost import CostModel
 from draftwing.policy.curves import BatchCell, CostCurves, VerifyCell
 from draftwing.policy.guard import LEAST_STEPS
 from draftwing.policy.modes import OffPolicy, parse_mode
-from draftwing.policy.nodes import may_grow, side_by_side
+from draftwing.policy.nodes import grown_from, may_grow, side_by_side
 from draftwing.policy.profile import Profile
 from draftwing.policy.solver import Ahead
 from draftwing.testing.mock_draft_model import MockDraftModel
@@ -94,12 +94,12 @@ ROWS = CostCurves(
 )
 
 
-def chosen(costs: CostModel, batch: int, room: int = 15) -> list[list[int]]:
+def chosen(costs: CostModel, batch: int, room: int = 15, largest: DraftShape = WIDE) -> list[list[int]]:
     """Of drafts that are a likely node, one that it leaves little, and a last one: which get children, from 1 on."""
     sure = np.array([0.95, 0.9, 0.01], dtype=np.float32)
     draft = DraftTree(np.array([1, 2, 3]), np.array([-1, -1, -1]), sure)
     traits = DrafterTraits(kind="token", stop="incremental", trees=True, confidence=True, max_depth=3)
-    policy = AdaptivePolicy("it", WIDE, traits, Profile(costs, frozen=True))
+    policy = AdaptivePolicy("it", largest, traits, Profile(costs, frozen=True))
     policy.acceptance.rank[:] = 0.0
     policy.acceptance.prior[:, :2] = 1.0
     policy.acceptance.hoped[:, :, 0] = 0.9
@@ -128,8 +128,18 @@ def test_nodes_below_which_a_static_tree_has_none_get_no_children() -> None:
     first, second = np.split(may_grow(nodes, paths), [sizes[0]])
     assert first.tolist() == [True, False, True]
     assert second.tolist() == [True, False, True, True, True]
+    assert chosen(CostModel.fit(LEVELS), 2, largest=shape_of([(0,), (1,), (2,), (0, 0)])) == [[1], [1]]
     beyond = side_by_side([DraftTree(np.arange(6), np.array([-1, -1, -1, -1, 3, 1]))])  # of no node that is named
     assert may_grow(beyond, paths).tolist() == [True, False, True, False, False, False]
+
+
+def test_a_level_costs_as_much_as_the_nodes_it_grew_from() -> None:
+    tree = DraftTree(np.arange(6), np.array([-1, -1, 0, 0, 1, 3]))  # from the root, from two nodes, from one
+    nodes = side_by_side([tree, DraftTree.empty(), DraftTree.chain([1, 2])])
+    asked = [np.array(level) for level in ([True, True, True], [True, False, True], [True, False, True])]
+    assert grown_from(nodes, asked).tolist() == [3.0, 3.0, 2.0]  # the chain's last level brought nothing
+    costs = Profile(CostModel.fit(ROWS), frozen=True).live_costs(DrafterTraits(kind="token", stop="incremental"))
+    assert costs.draft_ms(grown_from(nodes, asked), 0.0) == pytest.approx(0.25 * 8)
 
 
 def test_a_draft_without_room_for_children_gets_none() -> None:
